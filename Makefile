@@ -1,0 +1,29 @@
+# Everything a user or developer runs. Needs Python 3.11 and git; each target sets up what it needs.
+PYTHON ?= python3.11
+BIN := .venv/bin
+SETUP := .venv/.installed
+
+.PHONY: setup demo test check clean
+
+setup: $(SETUP)
+
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(SETUP)
+
+demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, three questions in SQL
+	$(BIN)/geosweep data prepare builtin
+	$(BIN)/geosweep run demo
+	$(BIN)/python -m sweeps.demo_questions
+
+test: $(SETUP)          ## the whole suite
+	$(BIN)/python -m pytest
+
+check: $(SETUP)         ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv geosweep-store .cache .mypy_cache .ruff_cache .pytest_cache

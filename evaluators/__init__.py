@@ -1,0 +1,1 @@
+"""One checkpoint in, metric values out. Works without Ray, a sweep or a store."""

@@ -1,0 +1,1 @@
+"""Many trials: sweep file -> plan -> segments on Ray Tune -> store -> answers."""
