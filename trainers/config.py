@@ -158,8 +158,8 @@ def _rotary_problems(model: Model) -> list[str]:
     if rotated > 0 and rotated % 2 == 0:
         return []
     return [
-        f"scale '{model.scale}' of '{model.family}' has heads of {head_size} dimensions, of which {rotated} would rotate; "
-        f"rotary positions need a positive even number, so this published scale can be counted but not trained"
+        f"scale '{model.scale}' of '{model.family}' has heads of {head_size} dimensions, of which {rotated} would "
+        f"rotate; rotary positions need a positive even number, so this scale can be counted but not trained"
     ]
 
 

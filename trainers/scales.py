@@ -8,6 +8,7 @@ with the unembedding.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from trainers.config import Attention, Family, Model
@@ -140,12 +141,12 @@ LADDER_REFERENCE_N = 108_000_000
 
 def ladder_peak_lr(parameters: int) -> float:
     """Peak learning rate of the OLMo ladder for N parameters (no input embedding)."""
-    return 0.0047 * (parameters / LADDER_REFERENCE_N) ** (-1 / 3)
+    return 0.0047 * math.pow(parameters / LADDER_REFERENCE_N, -1 / 3)
 
 
 def ladder_batch_size(parameters: int) -> int:
     """Batch of the OLMo ladder in sequences of 2,048 tokens: a multiple of 32, at least 32."""
-    return max(32, 32 * round(160 * (parameters / LADDER_REFERENCE_N) ** (2 / 3) / 32))
+    return max(32, 32 * round(160 * math.pow(parameters / LADDER_REFERENCE_N, 2 / 3) / 32))
 
 
 def ladder_warmup_tokens(parameters: int) -> int:
