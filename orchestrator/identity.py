@@ -54,7 +54,7 @@ def histories(recipe: Recipe, at_tokens: Sequence[int]) -> dict[int, str]:
     """
     fresh = {"version": HISTORY_VERSION, "model": recipe.model.model_dump(mode="json"), "seed": recipe.seed}
     settings = {
-        "data": [recipe.data.corpus, recipe.data.digest],
+        "data": recipe.data.digest,
         "optimizer": recipe.optimizer.model_dump(mode="json"),
         "batch_size": recipe.batch_size,
         "precision": recipe.precision,
