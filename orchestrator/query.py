@@ -1,0 +1,356 @@
+"""Answer SQL about a store, read-only.
+
+store/inbox.py, views.py -> [query] -> cli.py, report, notebooks, the driver's "what is left"
+in    a store's folder; one SELECT
+out   Answer: the rows as Arrow, pandas, Polars or plain Python; write_result prints them
+not   writing to a store, reading any other file, Ray, torch
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+
+from orchestrator import schema
+from orchestrator.store.durable import storage_faults
+from orchestrator.store.inbox import check_unit, list_units, read_unit
+from orchestrator.store.layout import open_existing
+from orchestrator.views import (
+    RESULT_COLUMNS_QUERY,
+    STATE_VIEWS,
+    TABLE_VIEWS,
+    ResultColumn,
+    name_result_columns,
+    results_views,
+)
+from trainers.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+_MEMORY = "1GiB"
+_SCHEMA_HELP = "tables and columns: geosweep query --schema"
+_MISSING_COLUMN = re.compile(r'olumn (?:named )?"([^"]+)"')
+_MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
+
+
+class Answer:
+    """The rows of one query, in the form that the caller likes."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return int(self._rows.num_rows)
+
+    def __repr__(self) -> str:
+        return f"Answer({len(self)} rows: {', '.join(self._rows.column_names)})"
+
+    def arrow(self) -> pa.Table:
+        return self._rows
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary per row."""
+        return list(self._rows.to_pylist())
+
+    def pandas(self) -> pd.DataFrame:
+        frame: pd.DataFrame = self._rows.to_pandas()
+        return frame
+
+    def polars(self) -> pl.DataFrame:
+        import polars as pl
+
+        frame = pl.from_arrow(self._rows)
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+
+class Store:
+    """The tables and views of one store, as they were at the last `refresh` (or the opening).
+
+    One thread at a time. Nothing that is asked can change the store or read another file.
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        """Open the store in folder `root`.
+
+        raises  InputError when there is no store or its format is newer; EnvironmentFault that names the file when
+                one cannot be read: no file is ever skipped
+        """
+        self._layout = open_existing(Path(root))
+        self._units: dict[str, dict[Path, pa.Table]] = {name: {} for name in schema.TABLES if name != "curves"}
+        self._curves: list[Path] = []
+        self._columns: list[ResultColumn] = []
+        self._database = _connect()
+        self.refresh()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def refresh(self) -> None:
+        """Take in what was stored since; files never change, so only new ones are read."""
+        for name, known in self._units.items():
+            spec = schema.TABLES[name]
+            new = [path for path in list_units(self._layout, name) if path not in known]
+            known.update({path: read_unit(path, spec) for path in new})
+            self._database.register(f"stored_{name}", pa.concat_tables([spec.schema.empty_table(), *known.values()]))
+        self._register_curves()
+        self._make_views()
+
+    def sql(self, text: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Answer:
+        """Answer one SELECT.
+
+        params  values for `?` (a sequence) or `$name` (a mapping)
+        raises  InputError when it is not one SELECT, reads or writes a file, or DuckDB cannot do it;
+                EnvironmentFault when a stored file turns out to be damaged
+        """
+        try:
+            relation = self._database.sql(_one_select(text, self._database), params=params)
+            return Answer(relation.to_arrow_table())
+        except duckdb.Error as error:
+            if isinstance(error, _SCAN_FAILURES):
+                self._check_curves()
+            raise self._refusal(error) from error
+
+    def table(self, name: str) -> Answer:
+        """All rows of one table or view."""
+        if name not in self.tables():
+            raise InputError(f"'{name}' is not a table of the store{nearest(name, self.tables())}", (), _SCHEMA_HELP)
+        return self.sql(f"select * from {name}")
+
+    def results(self, sweep: str | None = None) -> Answer:
+        """One row per trial and checkpoint, one column per metric; of one sweep or of all."""
+        if sweep is None:
+            return self.sql("select * from results order by sweep, trial, tokens")
+        sweeps = [row["sweep"] for row in self.sql("select sweep from latest").rows()]
+        if sweep not in sweeps:
+            raise InputError(f"the store {self._layout.root} has no sweep '{sweep}'{nearest(sweep, sweeps)}")
+        return self.sql("select * from results where sweep = $sweep order by trial, tokens", {"sweep": sweep})
+
+    def tables(self) -> tuple[str, ...]:
+        """The names that a query can use."""
+        return (*schema.TABLES, *schema.VIEWS)
+
+    def describe(self) -> list[dict[str, str]]:
+        """schema.describe, and the metric columns that this store's results and final have."""
+        rows = schema.describe()
+        for view in ("results", "final"):
+            rows += [
+                {"table": view, "column": c.name, "type": "double", "unit": c.unit, "meaning": _meaning(c)}
+                for c in self._columns
+            ]
+        return rows
+
+    def _register_curves(self) -> None:
+        """Curves are the one big table: only their footers are read now, and a query reads what it needs."""
+        known = set(self._curves)
+        self._curves = list_units(self._layout, "curves")
+        for path in self._curves:
+            if path not in known:
+                check_unit(path, schema.CURVES)
+        checked = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
+        form = pads.ParquetFileFormat(default_fragment_scan_options=checked)
+        files = pads.dataset([str(path) for path in self._curves], schema=schema.CURVES.schema, format=form)
+        self._database.register("stored_curves", files)
+
+    def _check_curves(self) -> None:
+        """Name the damaged file, where one is why a query failed."""
+        for path in self._curves:
+            read_unit(path, schema.CURVES)
+
+    def _make_views(self) -> None:
+        self._create(TABLE_VIEWS)
+        self._create(STATE_VIEWS)
+        self._columns = name_result_columns(self._database.sql(RESULT_COLUMNS_QUERY).to_arrow_table().to_pylist())
+        named = pa.Table.from_pylist([asdict(c) for c in self._columns], schema=schema.VIEWS["result_columns"].schema)
+        self._database.register("result_columns", named)
+        self._create(results_views(self._columns))
+
+    def _create(self, views: Mapping[str, str]) -> None:
+        for name, text in views.items():
+            self._database.execute(f"create or replace view {name} as {text}")
+
+    def _refusal(self, error: Exception) -> InputError:
+        """DuckDB's message without its suggestions from system tables, and the nearest name of ours."""
+        if isinstance(error, duckdb.PermissionException):
+            return InputError(
+                "the query was refused: it reads or writes a file", [str(error).splitlines()[0]], _READ_ONLY
+            )
+        if isinstance(error, duckdb.OutOfMemoryException):
+            return InputError(f"the query needs more than {_MEMORY} of memory", (), "filter or aggregate more")
+        lines = [line for line in str(error).splitlines() if line and not line.startswith(("Did you", "Candidate"))]
+        lines[0] = lines[0].rstrip("!") + self._hint(lines[0])
+        return InputError("the query was not answered", lines, _SCHEMA_HELP)
+
+    def _hint(self, message: str) -> str:
+        if table := _MISSING_TABLE.search(message):
+            return nearest(table[1], self.tables())
+        column = _MISSING_COLUMN.search(message)
+        names = {row["column"] for row in self.describe()}
+        near = difflib.get_close_matches(column[1], names, n=1) if column and column[1] not in names else []
+        return f"; nearest is '{near[0]}'" if near else ""  # all the columns there are would be no hint
+
+
+_SCAN_FAILURES = (duckdb.InvalidInputException, duckdb.IOException, duckdb.InternalException)
+_READ_ONLY = "a query is one SELECT over the tables of the store; save its answer with --format and --out"
+
+
+Format = Literal["table", "csv", "json", "parquet"]
+
+
+def _connect() -> duckdb.DuckDBPyConnection:
+    """A DuckDB in memory that can reach no file, no network and no Python variable, and stays so."""
+    database = duckdb.connect(
+        ":memory:",
+        config={
+            "enable_external_access": "false",
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "python_enable_replacements": "false",
+            "temp_directory": "",
+            "memory_limit": _MEMORY,
+            "threads": str(len(os.sched_getaffinity(0))),
+        },
+    )
+    database.execute("set TimeZone = 'UTC'")
+    database.execute("set lock_configuration = true")
+    return database
+
+
+def _one_select(text: str, database: duckdb.DuckDBPyConnection) -> duckdb.Statement:
+    statements = database.extract_statements(text)
+    if len(statements) != 1:
+        raise InputError(f"the query was refused: {len(statements)} statements are given", (), _READ_ONLY)
+    if statements[0].type != duckdb.StatementType.SELECT:
+        kind = statements[0].type.name
+        raise InputError(f"the query was refused: it is a statement of kind {kind}", (), _READ_ONLY)
+    return statements[0]
+
+
+def _meaning(column: ResultColumn) -> str:
+    what = [f"metric {column.metric} of evaluator {column.evaluator} (settings {column.settings_digest})"]
+    what += [f"dataset {column.dataset}"] if column.dataset else []
+    what += [f"split {column.split}"] if column.split else []
+    what += [f"layer {column.layer}"] if column.layer is not None else []
+    return ", ".join(what)
+
+
+def write_result(rows: pa.Table, form: Format, out: TextIO | Path, limit: int = 40) -> None:
+    """Write an answer for people (table) or programs (csv, json, parquet).
+
+    out     an open text stream, or the file to (over)write; parquet needs a file
+    limit   most rows of a table; 0 shows all; csv, json and parquet always hold all
+    json    one array, one object per line; nan and the infinities as the strings "NaN", "Infinity", "-Infinity"
+    raises  InputError for an unknown format; EnvironmentFault when the file cannot be written
+    """
+    if form == "parquet":
+        if not isinstance(out, Path):
+            raise InputError("parquet is not for a terminal or pipe", (), "name a file with --out FILE")
+        with storage_faults(out, "the answer was not saved"):
+            pq.write_table(rows, out, compression="zstd", write_page_checksum=True)
+        return
+    writers = {"table": partial(_write_table, limit=limit), "csv": _write_csv, "json": _write_json}
+    if form not in writers:
+        raise InputError(f"'{form}' is not an output format{nearest(form, [*writers, 'parquet'])}")
+    with _opened(out) as stream:
+        writers[form](rows, stream)
+
+
+@contextmanager
+def _opened(out: TextIO | Path) -> Iterator[TextIO]:
+    if not isinstance(out, Path):
+        yield out
+        return
+    with storage_faults(out, "the answer was not saved"), out.open("w", encoding="utf-8", newline="") as stream:
+        yield stream
+
+
+def _write_table(rows: pa.Table, stream: TextIO, limit: int) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for field in rows.schema:
+        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
+        table.add_column(Text(_printable(field.name)), justify="right" if number else "left", no_wrap=True)
+    shown = rows.slice(0, limit or None)
+    for values in zip(*(column.to_pylist() for column in shown.columns), strict=True):
+        table.add_row(*(Text(_cell(value)) for value in values))
+    # A table is as wide as its content: a terminal wraps a long line, but no number is ever cut.
+    Console(file=stream, width=100_000, soft_wrap=True).print(table)
+    if shown.num_rows < rows.num_rows:
+        stream.write(f"... {rows.num_rows - shown.num_rows} more rows (--limit 0 shows all)\n")
+
+
+def _write_csv(rows: pa.Table, stream: TextIO) -> None:
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(rows.column_names)
+    for batch in rows.to_batches():
+        for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            writer.writerow([value if isinstance(value, str) else _plain_text(value) for value in values])
+
+
+def _write_json(rows: pa.Table, stream: TextIO) -> None:
+    separator = "[\n"
+    for batch in rows.to_batches():
+        for row in batch.to_pylist():
+            stream.write(separator + json.dumps(_json_value(row), ensure_ascii=False, allow_nan=False))
+            separator = ",\n"
+    stream.write("\n]\n" if rows.num_rows else "[]\n")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = _printable(_plain_text(value))
+    return text if len(text) <= 48 else text[:47] + "…"
+
+
+def _plain_text(value: Any) -> str:
+    """'' for null, ISO 8601 for times, JSON for lists and structs, else Python's own text."""
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return json.dumps(_json_value(value), ensure_ascii=False) if isinstance(value, list | dict) else str(value)
+
+
+def _printable(text: str) -> str:
+    """Stored text cannot steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_json_value(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value if value is None or isinstance(value, str | int | float) else _plain_text(value)

@@ -1,0 +1,1 @@
+"""The store's folders and files: the only code that writes to the store."""

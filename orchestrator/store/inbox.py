@@ -1,0 +1,284 @@
+"""Put each finished unit of work down as one immutable Parquet file whose name is its key.
+
+trial, evaluator, driver -> [inbox] -> views.py -> query
+in    rows of one unit: one evaluation, one segment's end, one submitted sweep, one piece of a curve
+out   inbox/<table>/<key>.parquet, synced; that the file is there is the acknowledgement
+not   changing or removing a file; the same unit again changes nothing, other content under its key is an error
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import numbers
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from orchestrator.schema import BOOL, DOUBLE, FORMAT_VERSION, INT, STRING, TABLES, TIME, Column, Table
+from orchestrator.store.durable import storage_faults, write_new
+from orchestrator.store.layout import StoreLayout
+from trainers.errors import EnvironmentFault, GeosweepError, InputError, nearest
+
+Rows: TypeAlias = pa.Table | Sequence[Mapping[str, Any]]
+
+_RESTORE = "restore it from a copy of the store, or move it out of the store and run the sweep again: it is made again"
+_ACCEPTED: Mapping[pa.DataType, type | tuple[type, ...]] = {
+    STRING: str,
+    INT: numbers.Integral,  # numpy's integers and floats are registered as these
+    DOUBLE: numbers.Real,
+    BOOL: (bool, np.bool_),
+    TIME: datetime,
+    pa.list_(STRING): (list, tuple),
+}
+_ENCODINGS = {INT: "DELTA_BINARY_PACKED", DOUBLE: "BYTE_STREAM_SPLIT"}
+
+
+class StoreConflict(GeosweepError):
+    """A unit is stored already, with another result; the stored one stays.
+
+    stored       the existing file
+    differences  one line per column that differs, with the first two values that do
+    """
+
+    def __init__(self, stored: Path, differences: Sequence[str]) -> None:
+        super().__init__(stored, tuple(differences))
+        self.stored = stored
+        self.differences = tuple(differences)
+
+    def __str__(self) -> str:
+        headline = f"{self.stored}: this unit is stored with another result; that one stays, the new one is dropped"
+        return "\n".join([headline, *(f"  {line}" for line in self.differences)])
+
+
+def publish(layout: StoreLayout, table: str, rows: Rows) -> Path:
+    """Store one finished unit; nothing stored is ever changed.
+
+    rows     all rows of the unit: every column of the table named, null where it is allowed; a mapping's values may be
+             plain Python or numpy; times carry a time zone
+    returns  the file; when the same unit is there with the same result (circumstances aside), that file
+    raises   InputError that lists all that does not fit the table; StoreConflict when the unit is there with another
+             result; EnvironmentFault when the disk is full, read-only, or the file that is there cannot be read
+    """
+    spec = _spec(table)
+    unit = conform(spec, rows)
+    final = layout.inbox(table) / f"{unit_key(spec, unit)}.parquet"
+    if not write_new(final, encode(unit), layout.temporary()):
+        differences = _differences(spec, stored=read_unit(final, spec), given=unit)
+        if differences:
+            raise StoreConflict(final, differences)
+    return final
+
+
+def unit_key(spec: Table, unit: pa.Table) -> str:
+    """The key of a unit: its file name without ending.
+
+    unit  rows that agree in the unit columns, at least one
+    """
+    identity = [unit.column(name)[0].as_py() for name in spec.unit]
+    if spec.pieces_by:
+        ends = pc.min_max(unit.column(spec.pieces_by)).as_py()
+        identity += [ends["min"], ends["max"]]
+    return key_of(spec, identity)
+
+
+def key_of(spec: Table, identity: Sequence[str | int | None]) -> str:
+    """The key of the unit with this identity: a readable part and 24 hex digits of the identity's hash.
+
+    identity  the values of the unit columns in their order; then, for pieces, the first and last value of pieces_by
+    """
+    assert len(identity) == len(spec.unit) + (2 if spec.pieces_by else 0), (spec.name, identity)
+    digest = hashlib.sha256(json.dumps(list(identity), separators=(",", ":")).encode()).hexdigest()
+    readable = re.sub(r"[^A-Za-z0-9._=+-]+", "_", str(identity[0])).lstrip("._=+-")[:60] or "unit"
+    return f"{readable}-{digest[:24]}"
+
+
+def conform(spec: Table, rows: Rows) -> pa.Table:
+    """The rows as a table of the stored schema, sorted by key; InputError with every problem otherwise."""
+    if len(rows) == 0:
+        raise InputError(f"{spec.name}: a unit without rows, nothing was stored")
+    columns, problems = _columns_of_table(spec, rows) if isinstance(rows, pa.Table) else _columns_of_rows(spec, rows)
+    if not problems:
+        unit = pa.Table.from_arrays(columns, schema=spec.schema)
+        problems = _null_problems(spec, unit) + _key_problems(spec, unit)
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise InputError(f"{spec.name}: {count}, nothing was stored", problems, "all columns: geosweep query --schema")
+    return unit.sort_by([(name, "ascending") for name in spec.key])
+
+
+def encode(unit: pa.Table) -> bytes:
+    """A unit as Parquet with a checksum on every page."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        unit,
+        sink,
+        compression="zstd",
+        use_dictionary=[field.name for field in unit.schema if field.type == STRING],
+        column_encoding={field.name: _ENCODINGS[field.type] for field in unit.schema if field.type in _ENCODINGS},
+        write_page_checksum=True,
+    )
+    return bytes(sink.getvalue())
+
+
+def list_units(layout: StoreLayout, table: str) -> list[Path]:
+    """The files that a table consists of, by name."""
+    folder = layout.inbox(table)
+    with storage_faults(folder, "the table was not read"):
+        return sorted(folder.glob("*.parquet")) if folder.exists() else []
+
+
+def read_unit(path: Path, spec: Table) -> pa.Table:
+    """All rows of one file, every page checked against its checksum.
+
+    raises  EnvironmentFault (corrupt_file) for a file that is damaged or not one of ours, (newer_format) for one that a
+            newer geosweep wrote; each names the file
+    """
+    with storage_faults(path, "it was not read"):
+        data = pa.py_buffer(path.read_bytes())
+    footer = _checked_footer(path, spec, data)
+    try:
+        unit = pq.ParquetFile(pa.BufferReader(data), metadata=footer, page_checksum_verification=True).read(
+            use_threads=False
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise EnvironmentFault("corrupt_file", f"{path}: damaged ({error})", _RESTORE) from error
+    if not unit.num_rows or path.stem != unit_key(spec, unit):
+        raise EnvironmentFault("corrupt_file", f"{path}: its name is not the key of its rows", _RESTORE)
+    return unit
+
+
+def check_unit(path: Path, spec: Table) -> None:
+    """As read_unit, for the footer alone: format, table, columns."""
+    with storage_faults(path, "it was not read"), path.open("rb") as file:
+        _checked_footer(path, spec, file)
+
+
+def _spec(table: str) -> Table:
+    if table not in TABLES:
+        raise InputError(f"'{table}' is not a table of the store{nearest(table, TABLES)}")
+    return TABLES[table]
+
+
+def _columns_of_table(spec: Table, rows: pa.Table) -> tuple[list[Any], list[str]]:
+    problems = _name_problems(spec, rows.column_names)
+    if problems:
+        return [], problems
+    wrong = [c for c in spec.columns if rows.schema.field(c.name).type != c.type]
+    problems = [f"{c.name}: type is {rows.schema.field(c.name).type}, {c.type} is needed" for c in wrong]
+    return [rows.column(c.name) for c in spec.columns], problems
+
+
+def _columns_of_rows(spec: Table, rows: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[str]]:
+    problems = sorted({problem for row in rows for problem in _name_problems(spec, row)})
+    if problems:
+        return [], problems
+    columns = []
+    for column in spec.columns:
+        values = [row[column.name] for row in rows]
+        wrong = next((v for v in values if not _fits(v, column)), None)
+        if wrong is not None:
+            problems.append(f"{column.name}: {wrong!r} is given, {_wanted(column)} is needed")
+            continue
+        columns.append(pa.array(values, type=column.type))
+    return columns, problems
+
+
+def _fits(value: Any, column: Column) -> bool:
+    """Whether a value is of the column's type as it stands (an int is a double too, a bool is no number)."""
+    if value is None:
+        return True  # whether a null may be here is looked at for the whole table
+    if not isinstance(value, _ACCEPTED[column.type]) or (isinstance(value, bool) and column.type != BOOL):
+        return False
+    if isinstance(value, datetime):
+        return value.tzinfo is not None
+    try:
+        pa.scalar(value, type=column.type)
+    except (pa.ArrowException, ValueError, OverflowError):  # 2**70, a lone surrogate, a list of other things
+        return False
+    return True
+
+
+def _wanted(column: Column) -> str:
+    return "a time with time zone" if pa.types.is_timestamp(column.type) else str(column.type)
+
+
+def _name_problems(spec: Table, names: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    unknown = [f"{name}: no such column{nearest(name, spec.names)}" for name in names if name not in spec.names]
+    return unknown + [f"{name}: this column is missing" for name in spec.names if name not in names]
+
+
+def _null_problems(spec: Table, unit: pa.Table) -> list[str]:
+    return [
+        f"{c.name}: is null in {unit.column(c.name).null_count} of {unit.num_rows} rows"
+        for c in spec.columns
+        if not c.nullable and unit.column(c.name).null_count
+    ]
+
+
+def _key_problems(spec: Table, unit: pa.Table) -> list[str]:
+    problems = []
+    for name in spec.unit:
+        values = unit.column(name).unique().to_pylist()
+        if len(values) > 1:
+            problems.append(f"{name}: all rows of one unit have the same value; given {values[0]!r} and {values[1]!r}")
+    distinct = unit.group_by(list(spec.key)).aggregate([]).num_rows
+    if distinct < unit.num_rows:
+        problems.append(f"{unit.num_rows} rows have {distinct} different keys ({', '.join(spec.key)})")
+    return problems
+
+
+def _differences(spec: Table, *, stored: pa.Table, given: pa.Table) -> list[str]:
+    if stored.num_rows != given.num_rows:
+        return [f"rows: {stored.num_rows} stored, {given.num_rows} given"]
+    lines = []
+    for column in spec.columns:
+        pairs = zip(stored.column(column.name).to_pylist(), given.column(column.name).to_pylist(), strict=True)
+        unlike = [(old, new) for old, new in pairs if old != new and not (old != old and new != new)]  # nan is nan
+        if unlike and not column.circumstance:
+            lines.append(f"{column.name}: {unlike[0][0]!r} stored, {unlike[0][1]!r} given ({len(unlike)} rows differ)")
+    return lines
+
+
+def _checked_footer(path: Path, spec: Table, source: Any) -> pq.FileMetaData:
+    """The Parquet footer, if it is one of ours; looked at before Arrow makes any type out of it."""
+    try:
+        footer = pq.read_metadata(pa.BufferReader(source) if isinstance(source, pa.Buffer) else source)
+    except (pa.ArrowException, OSError) as error:
+        raise EnvironmentFault("corrupt_file", f"{path}: not a whole Parquet file ({error})", _RESTORE) from error
+    notes = footer.metadata or {}
+    written = notes.get(b"geosweep_format", b"").decode(errors="replace")
+    if written.isdigit() and int(written) > FORMAT_VERSION:
+        what = f"{path}: written in format {written}, this geosweep reads {FORMAT_VERSION}"
+        raise EnvironmentFault("newer_format", what, "upgrade geosweep: pip install --upgrade geosweep")
+    problem = _foreign(spec, footer, notes, written)
+    if problem:
+        raise EnvironmentFault("corrupt_file", f"{path}: not a file of table {spec.name}: {problem}", _RESTORE)
+    return footer
+
+
+def _foreign(spec: Table, footer: pq.FileMetaData, notes: Mapping[bytes, bytes], written: str) -> str:
+    """Why a footer is not one that publish wrote; '' when it is.
+
+    An Arrow extension type may run code of its own when a schema is made (Ray's unpickles), so its mark is looked for
+    in the stored bytes before that.
+    """
+    if written != str(FORMAT_VERSION) or notes.get(b"geosweep_table", b"").decode(errors="replace") != spec.name:
+        return "geosweep did not write it for this table"
+    try:
+        stored_schema = base64.b64decode(notes.get(b"ARROW:schema", b""), validate=True)
+    except ValueError:
+        return "its Arrow schema cannot be decoded"
+    if b"ARROW:extension" in stored_schema:
+        return "it has a column of an Arrow extension type"
+    if not footer.schema.to_arrow_schema().equals(spec.schema):
+        return "its columns are not those of this table"
+    return ""
