@@ -1,0 +1,146 @@
+"""One go at a leg on one machine: from the last state in the store to the leg's end, a checkpoint at a time.
+
+leg -> [attempt] -> checkpoints, curves, events (store)
+in    a Leg, the store, how to execute
+out   committed checkpoints; Progress after each slice of time
+not   Ray: tune.py calls `advance` again and again; any of it may be killed at any instant
+
+A slice ends at a step boundary. Between two checkpoints of the plan the state is saved as a *rescue*: a checkpoint
+folder inside the segment, read by nobody but the next attempt, gone when the segment is committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.identity import histories
+from orchestrator.legs import Leg, LegSegment
+from orchestrator.store import registry
+from orchestrator.store.layout import StoreLayout
+from trainers.checkpoint import read_curve
+from trainers.loop import CurveRecord, Execution, Training
+
+State = Literal["training", "committed", "diverged", "stopped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where an attempt stands after a slice.
+
+    state     training: call again; committed: the whole leg is in the store; diverged, stopped: the leg ends here
+    tokens    position of the trial; loss (nats) and tokens_per_s of the newest step, None before the first
+    detail    why, for diverged
+    """
+
+    state: State
+    segment: str
+    tokens: int
+    loss: float | None
+    tokens_per_s: float | None
+    detail: str = ""
+
+
+class Attempt:
+    """Trains one leg. Holds the model and the optimizer between slices."""
+
+    def __init__(
+        self, layout: StoreLayout, sweep: str, leg: Leg, execution: Execution, *, rescue_s: float, attempt: int
+    ) -> None:
+        self._layout, self._sweep, self._leg, self._execution = layout, sweep, leg, execution
+        self._rescue_s, self._attempt = rescue_s, attempt
+        self._left = [s for s in leg.segments if not registry.recommit(layout, s, attempt)]
+        self._training: Training | None = None
+        self._curve: list[CurveRecord] = []
+        self._saved_at = time.monotonic()
+
+    def advance(self, seconds: float, stop_asked: Callable[[], bool]) -> Progress:
+        """Train for about `seconds`, or to the end of the leg.
+
+        stop_asked  looked at every step; when true, the state is saved as a rescue and the attempt ends
+        raises      InputError (never retried) and EnvironmentFault (retried), both with the store unharmed
+        """
+        until = time.monotonic() + seconds
+        while self._left:
+            segment = self._left[0]
+            training = self._opened(segment)
+            ending = training.train_to(
+                segment.to_tokens, lambda: time.monotonic() > until or stop_asked(), self._curve.append
+            )
+            if ending.kind == "diverged":
+                return self._diverged(segment, ending.tokens, ending.reason)
+            if ending.kind == "reached":
+                self._commit(segment, training)
+                continue
+            if stop_asked():
+                self._save_rescue(segment, training)
+                registry.record_event(self._layout, "stopped", self._sweep, segment.id, self._attempt, self._where())
+                return self._progress("stopped", segment)
+            if time.monotonic() - self._saved_at > self._rescue_s:
+                self._save_rescue(segment, training)
+            return self._progress("training", segment)
+        return self._progress("committed", self._leg.segments[-1])
+
+    def _opened(self, segment: LegSegment) -> Training:
+        """The training at the segment's start, or where an earlier attempt left a rescue."""
+        if self._training is not None:
+            return self._training
+        corpus = self._layout.corpus(self._leg.recipe.data.corpus)
+        rescue = registry.newest_rescue(self._layout, segment)
+        if rescue is not None:
+            self._training = Training.resume(rescue, self._leg.recipe, corpus, self._execution)
+            self._curve = list(read_curve(rescue))
+        elif segment.parent is not None:
+            start = self._layout.checkpoint(segment.parent, segment.from_tokens)
+            self._training = Training.resume(start, self._leg.recipe, corpus, self._execution)
+        else:
+            self._training = Training.fresh(self._leg.recipe, corpus, self._execution)
+        kind = "started" if rescue is None and self._attempt == 1 else "resumed"
+        registry.record_event(self._layout, kind, self._sweep, segment.id, self._attempt, self._where())
+        self._saved_at = time.monotonic()
+        return self._training
+
+    def _commit(self, segment: LegSegment, training: Training) -> None:
+        training.save(
+            self._layout.checkpoint(segment.id, segment.to_tokens),
+            segment=segment.id,
+            history=segment.history,
+            curve=self._curve,
+        )
+        registry.commit(self._layout, segment, self._attempt)
+        registry.record_event(self._layout, "committed", self._sweep, segment.id, self._attempt, self._where())
+        self._left.pop(0)
+        self._curve = []
+        self._saved_at = time.monotonic()
+
+    def _save_rescue(self, segment: LegSegment, training: Training) -> None:
+        """Leave the newest state inside the segment, then drop the older ones; at a segment's start there is none."""
+        if training.tokens > segment.from_tokens:
+            target = self._layout.checkpoint(segment.id, training.tokens)
+            history = histories(self._leg.recipe, [training.tokens])[training.tokens]
+            training.save(target, segment=segment.id, history=history, curve=self._curve)
+            registry.drop_rescues(self._layout, segment, keep=training.tokens)
+        self._saved_at = time.monotonic()
+
+    def _diverged(self, segment: LegSegment, tokens: int, reason: str) -> Progress:
+        """A diverged loss is a result: stored with its token count and the curve up to there, and never repeated."""
+        registry.commit_divergence(self._layout, segment, self._curve, tokens, reason, self._attempt)
+        registry.record_event(self._layout, "diverged", self._sweep, segment.id, self._attempt, reason)
+        return self._progress("diverged", segment, reason)
+
+    def _where(self) -> str:
+        tokens = self._training.tokens if self._training else 0
+        return f"at {tokens:,} tokens, attempt {self._attempt}"
+
+    def _progress(self, state: State, segment: LegSegment, detail: str = "") -> Progress:
+        last = self._curve[-1] if self._curve else None
+        return Progress(
+            state=state,
+            segment=segment.id,
+            tokens=self._training.tokens if self._training else segment.to_tokens,
+            loss=last.loss if last else None,
+            tokens_per_s=last.tokens_per_s if last else None,
+            detail=detail,
+        )

@@ -1,0 +1,224 @@
+"""The command line: parse, call one function, print.
+
+person -> [cli] -> spec, plan, run, query, ...
+Exit codes: 0 all is well; 1 something is unfinished or failed; 2 the input is wrong; 3 the machine or the store is at
+fault; 130 stopped by Ctrl-C. Nothing here loads Ray or torch before a command needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from trainers.errors import EnvironmentFault, GeosweepError, InputError
+
+app = typer.Typer(
+    name="geosweep",
+    help="Controlled pre-training studies: one sweep file, Ray Tune, a Parquet store that answers SQL.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data, name="data")
+
+StoreOption = Annotated[Path, typer.Option("--store", envvar="GEOSWEEP_STORE", help="folder of the store")]
+DEFAULT_STORE = Path("geosweep-store")
+SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep file, or the name of a shipped sweep")]
+Json = Annotated[bool, typer.Option("--json", help="for programs")]
+Tokenizer = Annotated[str | None, typer.Option(help="a tokenizer.json, or an id on the hub; default: trained here")]
+
+out = Console(highlight=False)
+
+
+def main() -> None:
+    """Run a command; messages instead of tracebacks for what a person can mend."""
+    try:
+        app()
+    except InputError as error:
+        _complain(error, 2)
+    except GeosweepError as error:
+        _complain(error, 3)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has left: `geosweep query ... | head`
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def _complain(error: GeosweepError, code: int) -> None:
+    print(error, file=sys.stderr)
+    sys.exit(code)
+
+
+# --- before a sweep -------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def check(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE) -> None:
+    """Say everything that is wrong with a sweep file."""
+    from orchestrator.corpora import corpus_facts
+    from orchestrator.plan import load_plan
+    from orchestrator.spec import find_sweep, read_text
+
+    path = find_sweep(sweep)
+    _, plan = load_plan(read_text(path), str(path), corpus_facts(store))
+    out.print(f"{path}: no problems; {len(plan.trials)} trials")
+
+
+@app.command()
+def plan(
+    sweep: SweepArgument,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: Json = False,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="TRIAL", help="print this trial's file for `python -m trainers` instead")
+    ] = None,
+) -> None:
+    """Show the trials of a sweep, what they share and what they owe, before anything starts."""
+    from orchestrator import planpage
+    from orchestrator.corpora import corpus_facts
+    from orchestrator.plan import load_plan
+    from orchestrator.spec import find_sweep, read_text
+
+    path = find_sweep(sweep)
+    _, made = load_plan(read_text(path), str(path), corpus_facts(store))
+    if recipe is not None:
+        print(planpage.trial_file(made, recipe, store), end="")
+    elif as_json:
+        print(json.dumps(planpage.as_json(made), indent=2))
+    else:
+        planpage.show(made, out)
+
+
+@data.command("prepare")
+def data_prepare(
+    source: Annotated[str, typer.Argument(help="builtin, hf:OWNER/NAME, or a Parquet, JSONL or text file or folder")],
+    name: Annotated[str | None, typer.Option(help="name of the corpus in the store; default: from the source")] = None,
+    tokenizer: Tokenizer = None,
+    vocab_size: Annotated[int | None, typer.Option(help="entries of a tokenizer that is trained here")] = None,
+    text_column: Annotated[str | None, typer.Option(help="column that holds the text")] = None,
+    domain_column: Annotated[str | None, typer.Option(help="column that names the domain")] = None,
+    again: Annotated[bool, typer.Option("--again", help="make it anew even if it is there")] = False,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Make a corpus: documents, split, tokenizer, token files, manifest."""
+    raise NotImplementedError
+
+
+@data.command("list")
+def data_list(store: StoreOption = DEFAULT_STORE) -> None:
+    """Show the prepared corpora: tokens, bytes a token, unigram entropy."""
+    from orchestrator.query import Store, write_result
+
+    with Store(store) as opened:
+        write_result(opened.table("corpora").arrow(), "table", sys.stdout)
+
+
+@data.command("verify")
+def data_verify(name: str, store: StoreOption = DEFAULT_STORE) -> None:
+    """Check every token file of a corpus against its sha256."""
+    from trainers.tokens import verify
+
+    verify(store / "corpora" / name)
+    out.print(f"corpus '{name}': every file is what its manifest says")
+
+
+# --- a sweep --------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def run(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE) -> None:
+    """Do what is left of a sweep: train, evaluate, store. The same command again continues."""
+    from orchestrator.spec import find_sweep, read_text
+
+    path = find_sweep(sweep)
+    _run(read_text(path), str(path), store)
+
+
+@app.command()
+def resume(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a sweep that is in the store")],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Continue a sweep from the file that the store keeps of it."""
+    from orchestrator.spec import read_text
+    from orchestrator.store.layout import open_existing
+    from orchestrator.store.sweeps import stored_sweep
+
+    path = stored_sweep(open_existing(store), name)
+    _run(read_text(path), str(path), store)
+
+
+def _run(text: str, source: str, store: Path) -> None:
+    from orchestrator.progress import screen_for
+    from orchestrator.run import run_sweep
+
+    end = run_sweep(text, source, store, screen_for(out))
+    for problem in end.problems:
+        out.print(f"  {problem}", markup=False)
+    work = f"{end.trained} segments trained, {end.evaluated} evaluations made"
+    if end.complete:
+        done = work if end.trained or end.evaluated else "complete already: nothing was trained or evaluated"
+        out.print(f"{end.sweep}: {done}; ask: geosweep query \"select * from final where sweep = '{end.sweep}'\"")
+        return
+    continued = f"continue: geosweep resume {end.sweep} --store {store}"
+    out.print(f"{end.sweep}: {'stopped' if end.stopped else 'not complete'}, {work}; nothing is lost\n{continued}")
+    raise typer.Exit(130 if end.stopped else 1)
+
+
+@app.command()
+def status(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one sweep; default: all in the store")] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Show each cell of a sweep: complete, training, owed, diverged, failed and why."""
+    from orchestrator import status as page
+    from orchestrator.query import Store
+
+    with Store(store) as opened:
+        sweeps = page.read_status(opened, name)
+    if as_json:
+        print(json.dumps([asdict(sweep) for sweep in sweeps], indent=2))
+    else:
+        page.show(sweeps, out)
+
+
+@app.command()
+def query(
+    sql: Annotated[str | None, typer.Argument(metavar="SQL", help="one SELECT")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="SELECTs with a comment above each")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="tables, columns, units, meaning")] = False,
+    form: Annotated[Literal["table", "csv", "json", "parquet"], typer.Option("--format")] = "table",
+    to: Annotated[Path | None, typer.Option("--out", "-o", help="write to this file")] = None,
+    limit: Annotated[int, typer.Option(help="rows of a table in the terminal; 0: all")] = 40,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Ask the store a question in SQL (DuckDB, read-only)."""
+    import pyarrow as pa
+
+    from orchestrator.query import Store, questions, write_result
+
+    if [sql is not None, file is not None, schema].count(True) != 1:
+        raise InputError("give one of SQL, --file, --schema", next_step="geosweep query --help")
+    with Store(store) as opened:
+        if schema:
+            write_result(pa.Table.from_pylist(opened.describe()), form, to or sys.stdout, 0)
+        elif sql is not None:
+            write_result(opened.sql(sql).arrow(), form, to or sys.stdout, limit)
+        else:
+            assert file is not None
+            for title, text in questions(file):
+                print(f"\n{title}")
+                write_result(opened.sql(text).arrow(), form, to or sys.stdout, limit)
+
+
+__all__ = ["EnvironmentFault", "app", "main"]

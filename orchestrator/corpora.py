@@ -1,0 +1,57 @@
+"""What a plan and a session need to know of the corpora in a store.
+
+store -> [corpora] -> plan, run
+in    the manifests of the prepared corpora
+out   CorpusFacts by name; a complete check of the token files before a session trains on them
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evaluators.config import LossSettings
+from orchestrator.plan import Plan
+from orchestrator.presets import CorpusFacts
+from trainers.errors import InputError
+from trainers.tokens import read_manifest, verify
+
+VERIFY_LIMIT_BYTES = 8 * 10**9  # above this, hashing before each session takes minutes: `geosweep data verify` does it
+
+
+def corpus_facts(root: Path) -> dict[str, CorpusFacts]:
+    """Facts of every corpus that is prepared in the store at `root`; none where there is no store yet."""
+    folders = sorted(path.parent for path in (root / "corpora").glob("*/manifest.json"))
+    return {folder.name: _facts(folder) for folder in folders}
+
+
+def _facts(folder: Path) -> CorpusFacts:
+    manifest = read_manifest(folder)
+    mix = (split for split in manifest.splits if split.role == "mix" and split.split == "train")
+    return CorpusFacts(
+        name=folder.name,
+        digest=manifest.digest,
+        vocab_size=manifest.tokenizer.vocab_size,
+        tokens=sum(split.tokens for split in mix),
+    )
+
+
+def require_corpora(root: Path, plan: Plan) -> None:
+    """Every corpus that the plan trains or is evaluated on is prepared, and its files are what its manifest says.
+
+    raises  InputError that names what is missing; EnvironmentFault (corrupt_file) that names the damaged file
+    """
+    names = {trial.recipe.data.corpus: "training" for trial in plan.trials}
+    for evaluation in plan.evaluations:
+        if isinstance(evaluation.settings, LossSettings):
+            names.setdefault(evaluation.settings.suite, f"evaluator '{evaluation.evaluator}'")
+    there = corpus_facts(root)
+    if missing := [f"'{name}' for {why}" for name, why in names.items() if name not in there]:
+        raise InputError(
+            f"{plan.sweep}: {len(missing)} corpora are not prepared in {root}, nothing was started",
+            missing,
+            f"prepare each: geosweep data prepare NAME --store {root}",
+        )
+    for name in names:
+        folder = root / "corpora" / name
+        if sum(file.stat().st_size for file in folder.glob("*.npy")) <= VERIFY_LIMIT_BYTES:
+            verify(folder)

@@ -1,0 +1,165 @@
+"""Owed evaluations: what the plan asks for, minus what the store holds, computed by Ray actors beside the training.
+
+plan + store -> [evals] -> evaluators.actors -> metrics (store)
+Nothing is remembered: an evaluation is done when its rows are in the store. Training never waits for one.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from orchestrator.plan import Evaluation, Plan
+from orchestrator.schema import METRICS
+from orchestrator.store.inbox import key_of, publish
+from orchestrator.store.layout import StoreLayout
+from trainers.checkpoint import read_manifest
+
+TRIES = 3  # of one evaluation in one session, when the machine breaks it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwedEvaluation:
+    """An evaluation of a committed checkpoint whose values are not in the store."""
+
+    evaluation: Evaluation
+    checkpoint: str
+    folder: str
+
+
+class Ledger:
+    """Which evaluations are done and which are owed; remembers only what can never change back."""
+
+    def __init__(self, layout: StoreLayout, plan: Plan) -> None:
+        self._layout = layout
+        self._left = list(plan.evaluations)
+        self.asked = len(plan.evaluations)
+
+    def owed(self, committed: Collection[str]) -> list[OwedEvaluation]:
+        """What can be evaluated now: its segment is among `committed` and its rows are not there yet."""
+        found, left = [], []
+        for evaluation in self._left:
+            if evaluation.segment not in committed:
+                left.append(evaluation)
+            elif (owed := self._owed(evaluation)) is not None:
+                left.append(evaluation)
+                found.append(owed)
+        self._left = left
+        return found
+
+    @property
+    def done(self) -> int:
+        return self.asked - len(self._left)
+
+    def _owed(self, evaluation: Evaluation) -> OwedEvaluation | None:
+        folder = self._layout.checkpoint(evaluation.segment, evaluation.tokens)
+        checkpoint = read_manifest(folder).checkpoint
+        key = key_of(METRICS, [checkpoint, evaluation.evaluator, evaluation.settings_digest, evaluation.version])
+        if (self._layout.inbox("metrics") / f"{key}.parquet").exists():
+            return None
+        return OwedEvaluation(evaluation=evaluation, checkpoint=checkpoint, folder=str(folder))
+
+
+class EvaluationPool:
+    """Ray actors that take owed evaluations; `poll` again and again, it never waits."""
+
+    def __init__(self, layout: StoreLayout, ledger: Ledger, actors: int) -> None:
+        self._layout, self._ledger = layout, ledger
+        self._idle: list[Any] = [_new_actor() for _ in range(actors)]
+        self._running: dict[Any, tuple[Any, OwedEvaluation]] = {}
+        self._tries: dict[str, int] = {}
+        self.failures: dict[str, str] = {}
+
+    def poll(self, committed: Collection[str]) -> int:
+        """Store what is finished, hand out what is owed; returns how many are owed or running."""
+        self._collect()
+        in_work = {_name(owed) for _, owed in self._running.values()}
+        owed = [o for o in self._ledger.owed(committed) if _name(o) not in self.failures]
+        for item in owed:
+            if self._idle and _name(item) not in in_work:
+                actor = self._idle.pop()
+                settings = item.evaluation.settings.model_dump(mode="json")
+                corpora = str(self._layout.root / "corpora")
+                self._running[actor.evaluate.remote(item.folder, settings, corpora)] = (actor, item)
+        return len(owed)
+
+    def _collect(self) -> None:
+        import ray
+
+        finished, _ = (
+            ray.wait(list(self._running), num_returns=len(self._running), timeout=0) if self._running else ([], [])
+        )
+        for reference in finished:
+            actor, owed = self._running.pop(reference)
+            try:
+                answer = ray.get(reference)
+            except ray.exceptions.RayError as error:
+                self._count_failure(owed, error)
+                actor = _new_actor() if isinstance(error, ray.exceptions.RayActorError) else actor
+            else:
+                publish(self._layout, "metrics", metric_rows(owed, answer))
+            self._idle.append(actor)
+
+    def _count_failure(self, owed: OwedEvaluation, error: Exception) -> None:
+        name = _name(owed)
+        self._tries[name] = self._tries.get(name, 0) + 1
+        if self._tries[name] >= TRIES:
+            self.failures[name] = str(error.__cause__ or error).strip().splitlines()[-1]
+
+
+def _name(owed: OwedEvaluation) -> str:
+    return f"{owed.evaluation.evaluator} ({owed.evaluation.settings_digest}) of {owed.folder}"
+
+
+def _new_actor() -> Any:
+    from evaluators.actors import EvaluationActor
+
+    return EvaluationActor.remote(threads=1)
+
+
+def metric_rows(owed: OwedEvaluation, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The rows of one finished evaluation; one row without a value when it could not be done."""
+    common = {
+        "checkpoint": owed.checkpoint,
+        "segment": owed.evaluation.segment,
+        "tokens": owed.evaluation.tokens,
+        "evaluator": owed.evaluation.evaluator,
+        "settings_digest": owed.evaluation.settings_digest,
+        "evaluator_version": owed.evaluation.version,
+        "wall_s": answer["wall_s"],
+        "host": socket.gethostname(),
+        "time": datetime.now(UTC),
+    }
+    if answer["failure"] is not None:
+        nothing = {"metric": "evaluation_failed", "metric_version": 1, "value": None, "unit": "", "convention": "{}"}
+        return [
+            {
+                **common,
+                **nothing,
+                "dataset": None,
+                "split": None,
+                "layer": None,
+                "n": None,
+                "failure": answer["failure"],
+            }
+        ]
+    return [
+        {
+            **common,
+            "metric": value["metric"],
+            "metric_version": value["version"],
+            "dataset": value["dataset"],
+            "split": value["split"],
+            "layer": value["layer"],
+            "value": value["value"],
+            "unit": value["unit"],
+            "n": value["n"],
+            "convention": json.dumps(dict(value["convention"]), sort_keys=True),
+            "failure": None,
+        }
+        for value in answer["values"]
+    ]

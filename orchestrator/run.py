@@ -1,0 +1,220 @@
+"""One session of a sweep: what is left is read from the store, then trained and evaluated side by side.
+
+sweep file + store -> [run] -> tune and evals -> store
+The main thread keeps the terminal and the signals and polls the evaluations; Ray Tune works in a thread of its own.
+Killed and started again, a session continues: nothing is remembered outside the store.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.corpora import corpus_facts, require_corpora
+from orchestrator.plan import Plan, load_plan
+from orchestrator.progress import Counts, Screen
+from orchestrator.spec import SweepSpec
+from orchestrator.store import registry
+from orchestrator.store.layout import StoreLayout, create_or_open
+from orchestrator.store.sweeps import submit
+from trainers.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from orchestrator.legs import Leg
+
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnd:
+    """How a session ended.
+
+    trained, evaluated  segments and evaluations that this session added to the store
+    complete            every segment is committed or diverged, every evaluation that can be done is done
+    stopped             a person or the system asked it to stop
+    problems            what failed, one line each
+    """
+
+    sweep: str
+    trained: int
+    evaluated: int
+    complete: bool
+    stopped: bool
+    problems: tuple[str, ...]
+
+
+def run_sweep(text: str, source: str, root: Path, screen: Screen) -> SessionEnd:
+    """Do what is left of a sweep.
+
+    text, source  the sweep file and its name for messages;  root  the store's folder, made where there is none
+    raises        InputError before anything started; EnvironmentFault where the machine or the store is at fault
+    """
+    spec, plan = load_plan(text, source, corpus_facts(root))
+    require_corpora(root, plan)
+    layout = create_or_open(root)
+    with _only_driver(layout):
+        submit(layout, text, plan)
+        session = _Session(layout, spec, plan, screen)
+        return session.end() if session.nothing_left() else session.run()
+
+
+@contextmanager
+def _only_driver(layout: StoreLayout) -> Iterator[None]:
+    """One driver a store on this machine; the kernel frees the lock when the driver dies, however it dies."""
+    path = layout.lease("driver").with_suffix(".lock")
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise EnvironmentFault(
+                "store_busy",
+                f"{layout.root}: another `geosweep run` works on this store; nothing was started",
+                "wait for it, stop it with Ctrl-C, or use another --store",
+            ) from error
+        yield
+
+
+class _Session:
+    """The state of one session, all of it derived from the plan and the store."""
+
+    def __init__(self, layout: StoreLayout, spec: SweepSpec, plan: Plan, screen: Screen) -> None:
+        from orchestrator.evals import Ledger
+
+        self._layout, self._spec, self._plan, self._screen = layout, spec, plan, screen
+        states = registry.segment_states(layout)
+        planned = {id: states[id] for id in plan.segment_by_id if id in states}
+        self._committed = {id for id, state in planned.items() if state == "committed"}
+        self._diverged = {id for id, state in planned.items() if state == "diverged"}
+        self._failed: dict[str, str] = {}
+        self._committed_before = len(self._committed)
+        self._ledger = Ledger(layout, plan)
+        self._ledger.owed(self._committed)
+        self._evaluated_before = self._ledger.done
+        self._stopping = threading.Event()
+        self._faults: list[str] = []
+
+    def nothing_left(self) -> bool:
+        return self._trained_out() and not self._ledger.owed(self._committed)
+
+    def run(self) -> SessionEnd:
+        from cluster.connect import local_ray
+
+        self._screen.counts(self._counts())
+        with local_ray(), tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch, self._screen:
+            self._work(Path(scratch))
+        return self.end()
+
+    def _work(self, scratch: Path) -> None:
+        from orchestrator.evals import EvaluationPool
+        from orchestrator.legs import LegQueue
+        from orchestrator.tune import TuneSession
+
+        queue = LegQueue(self._plan, self._committed, self._diverged)
+        pool = EvaluationPool(self._layout, self._ledger, self._spec.execution.evaluators)
+        tune = TuneSession(queue, self._layout, self._plan.sweep, self._spec.execution, scratch, self._on_progress)
+        with _signals(self._stopping, self._screen):
+            if not queue.exhausted:
+                tune.start()
+            told = False
+            while pool.poll(set(self._committed)) or tune.alive:
+                self._screen.counts(self._counts())
+                if self._stopping.is_set() and not told:
+                    tune.stop()
+                    told = True
+                if told and not tune.alive:
+                    break
+                time.sleep(POLL_S)
+        self._faults += [f"{name}: {reason}" for name, reason in pool.failures.items()]
+        if tune.crash:
+            raise RuntimeError(f"Ray Tune ended with an exception of its own:\n{tune.crash}")
+
+    def _on_progress(self, leg: Leg, progress: Mapping[str, Any]) -> None:
+        """A leg moved or ended; called from Tune's thread."""
+        ids = [segment.id for segment in leg.segments]
+        match progress["state"]:
+            case "committed":
+                self._committed.update(ids)
+            case "training" | "stopped":
+                self._committed.update(ids[: ids.index(progress["segment"])])
+            case "diverged":
+                self._committed.update(ids[: ids.index(progress["segment"])])
+                self._diverged.add(progress["segment"])
+                self._screen.say(self._divergence(leg, progress))
+            case "retrying":
+                detail = progress["detail"]
+                registry.record_event(self._layout, "attempt_died", self._plan.sweep, leg.segments[0].id, None, detail)
+                self._screen.say(f"an attempt at {leg.id} died and is repeated: {detail}")
+            case "failed":
+                self._fail(leg, progress["detail"])
+        self._screen.leg(leg, progress)
+
+    def _divergence(self, leg: Leg, progress: Mapping[str, Any]) -> str:
+        return (
+            f"segment {progress['segment']}: {progress['detail']}, after {progress['tokens']:,} of "
+            f"{leg.recipe.token_budget:,} tokens, peak lr {leg.recipe.schedule.peak_lr:g}\n"
+            f"  stored as 'diverged'; what would start from its end is not trained, the rest goes on"
+        )
+
+    def _fail(self, leg: Leg, reason: str) -> None:
+        segment = next((s for s in leg.segments if not registry.is_committed(self._layout, s)), leg.segments[-1])
+        self._committed.update(s.id for s in leg.segments if s.to_tokens < segment.to_tokens)
+        self._failed[segment.id] = reason
+        registry.commit_failure(self._layout, segment, reason, attempt=0)
+        registry.record_event(self._layout, "failed", self._plan.sweep, segment.id, None, reason)
+        self._screen.say(f"segment {segment.id} failed: {reason}\n  the rest goes on")
+
+    def _trained_out(self) -> bool:
+        """Each segment is committed, or diverged, or behind a diverged one."""
+        lost = set(self._diverged)
+        for segment in self._plan.segments:  # parents stand before children
+            if segment.parent in lost:
+                lost.add(segment.id)
+        return all(segment.id in self._committed or segment.id in lost for segment in self._plan.segments)
+
+    def _counts(self) -> Counts:
+        return Counts(
+            segments=len(self._plan.segments),
+            segments_done=len(self._committed),
+            evaluations=self._ledger.asked,
+            evaluations_done=self._ledger.done,
+            diverged=len(self._diverged),
+            failed=len(self._failed),
+        )
+
+    def end(self) -> SessionEnd:
+        owed = self._ledger.owed(self._committed)
+        return SessionEnd(
+            sweep=self._plan.sweep,
+            trained=len(self._committed) - self._committed_before,
+            evaluated=self._ledger.done - self._evaluated_before,
+            complete=self._trained_out() and not owed,
+            stopped=self._stopping.is_set(),
+            problems=(*self._faults, *(f"{segment}: {reason}" for segment, reason in self._failed.items())),
+        )
+
+
+@contextmanager
+def _signals(stopping: threading.Event, screen: Screen) -> Iterator[None]:
+    """SIGINT and SIGTERM ask for a stop; a second SIGINT leaves at once."""
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        if stopping.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stopping.set()
+        screen.say("stopping: running trials save their state (Ctrl-C again leaves at once)")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,149 @@
+"""Put a submitted sweep into the store: the file unchanged, its plan, and the rows that say what it asks for.
+
+run -> [sweeps] -> inbox -> views
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from orchestrator.identity import canonical_json, recipe_digest
+from orchestrator.plan import Plan, Trial
+from orchestrator.schema import EVENTS
+from orchestrator.store.durable import make_folder, write_new
+from orchestrator.store.inbox import list_units, publish, read_unit
+from orchestrator.store.layout import StoreLayout
+from orchestrator.store.registry import record_event
+from trainers.errors import InputError, nearest
+from trainers.scales import count_parameters, flops_per_token
+
+
+def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
+    """Store a sweep file and all that its plan asks for; the same plan again changes nothing.
+
+    The event that makes this revision the sweep's current one is written last.
+    """
+    file = layout.sweep(plan.sweep, plan.revision)
+    make_folder(file.parent)
+    write_new(file, text.encode(), layout.temporary())
+    write_new(layout.plan(plan.sweep, plan.revision), _plan_json(plan).encode(), layout.temporary())
+    publish(layout, "trials", [_trial_row(plan, trial) for trial in plan.trials])
+    publish(layout, "chains", list(_chain_rows(plan)))
+    for rows in _asked_rows(plan).values():
+        publish(layout, "asked", rows)
+    if current_revision(layout, plan.sweep) != plan.revision:
+        record_event(layout, "sweep_submitted", plan.sweep, detail=plan.revision)
+
+
+def current_revision(layout: StoreLayout, sweep: str) -> str | None:
+    """The revision of a sweep that was submitted last; None if it never was."""
+    return _submitted(layout).get(sweep)
+
+
+def stored_sweep(layout: StoreLayout, sweep: str) -> Path:
+    """The file of a sweep's current revision; InputError with the nearest name if the store has no such sweep."""
+    submitted = _submitted(layout)
+    if sweep not in submitted:
+        raise InputError(
+            f"store {layout.root} has no sweep '{sweep}'{nearest(sweep, submitted)}",
+            next_step="start one with `geosweep run SWEEP`",
+        )
+    return layout.sweep(sweep, submitted[sweep])
+
+
+def _submitted(layout: StoreLayout) -> dict[str, str]:
+    rows = [
+        row
+        for path in list_units(layout, "events")
+        if path.name.startswith("sweep_submitted-")
+        for row in read_unit(path, EVENTS).to_pylist()
+    ]
+    return {row["sweep"]: row["detail"] for row in sorted(rows, key=lambda row: row["time"])}
+
+
+def _plan_json(plan: Plan) -> str:
+    trials = [
+        {
+            "trial": trial.id,
+            "grids": list(trial.grids),
+            "varied": dict(trial.varied),
+            "chain": list(trial.chain),
+            "recipe": trial.recipe.model_dump(mode="json"),
+            "sources": dict(trial.sources),
+        }
+        for trial in plan.trials
+    ]
+    return json.dumps({"sweep": plan.sweep, "revision": plan.revision, "question": plan.question, "trials": trials})
+
+
+def _trial_row(plan: Plan, trial: Trial) -> dict[str, Any]:
+    recipe = trial.recipe
+    counts = {f"params_{name}": value for name, value in asdict(count_parameters(recipe.model)).items()}
+    return {
+        "sweep": plan.sweep,
+        "revision": plan.revision,
+        "trial": trial.id,
+        "grids": list(trial.grids),
+        "family": recipe.model.family,
+        "scale": recipe.model.scale,
+        **counts,
+        "context": recipe.model.context,
+        "batch_size": recipe.batch_size,
+        "weight_decay": recipe.optimizer.weight_decay,
+        "peak_lr": recipe.schedule.peak_lr,
+        "schedule": recipe.schedule.shape,
+        "warmup_tokens": recipe.schedule.warmup_tokens,
+        "decay_tokens": recipe.schedule.decay_tokens,
+        "final_lr_fraction": recipe.schedule.final_fraction,
+        "token_budget": recipe.token_budget,
+        "seed": recipe.seed,
+        "attention": recipe.model.attention,
+        "tied": recipe.model.tied,
+        "precision": recipe.precision,
+        "corpus": recipe.data.corpus,
+        "corpus_digest": recipe.data.digest,
+        "varied": canonical_json(dict(trial.varied)),
+        "recipe": canonical_json(recipe.model_dump(mode="json")),
+        "recipe_digest": recipe_digest(recipe),
+        "steps": recipe.steps,
+        "flops": flops_per_token(recipe.model) * recipe.token_budget,
+    }
+
+
+def _chain_rows(plan: Plan) -> Iterator[dict[str, Any]]:
+    for trial in plan.trials:
+        for position, id in enumerate(trial.chain):
+            segment = plan.segment_by_id[id]
+            yield {
+                "sweep": plan.sweep,
+                "revision": plan.revision,
+                "trial": trial.id,
+                "position": position,
+                "segment": id,
+                "parent": segment.parent,
+                "from_tokens": segment.from_tokens,
+                "to_tokens": segment.to_tokens,
+            }
+
+
+def _asked_rows(plan: Plan) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """By evaluator and settings: each is one unit of the table."""
+    units: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for evaluation in plan.evaluations:
+        units.setdefault((evaluation.evaluator, evaluation.settings_digest), []).append(
+            {
+                "sweep": plan.sweep,
+                "revision": plan.revision,
+                "segment": evaluation.segment,
+                "evaluator": evaluation.evaluator,
+                "settings_digest": evaluation.settings_digest,
+                "evaluator_version": evaluation.version,
+                "tokens": evaluation.tokens,
+                "settings": canonical_json(evaluation.settings.model_dump(mode="json")),
+            }
+        )
+    return units

@@ -1,0 +1,27 @@
+-- Which recipe gave the highest effective rank of the unembedding, and which the lowest loss? (best five by loss)
+select scale, batch_size as batch, weight_decay as wd, token_budget as budget,
+       round(effective_rank, 2) as effective_rank, rank() over (order by effective_rank desc) as by_rank,
+       round(loss_docs, 3) as held_out_loss, rank() over (order by loss_docs) as by_loss
+from final where sweep = 'demo' order by loss_docs limit 5;
+
+-- Did the models learn? Held-out loss of the best model beside the unigram entropy of the same text (nats a token).
+select u.domain, round(min(m.value), 3) as best_loss, round(any_value(u.unigram_entropy), 3) as unigram_entropy
+from corpora u
+join metrics m on m.dataset = u.domain and m.metric = 'loss'
+where u.corpus = 'builtin' and u.split = 'heldout'
+group by u.domain order by u.domain;
+
+-- Does effective rank rise or fall with each axis, all else equal, and does the loss move with it?
+with f as (select * from final where sweep = 'demo'),
+     pairs as (
+       select 'weight decay 0.01 -> 0.1' as change, b.effective_rank - a.effective_rank as rank, b.loss_docs - a.loss_docs as loss
+       from f a join f b using (scale, batch_size, token_budget) where a.weight_decay = 0.01 and b.weight_decay = 0.1
+       union all
+       select 'batch 8 -> 16', b.effective_rank - a.effective_rank, b.loss_docs - a.loss_docs
+       from f a join f b using (scale, weight_decay, token_budget) where a.batch_size = 8 and b.batch_size = 16
+       union all
+       select 'budget doubled', b.effective_rank - a.effective_rank, b.loss_docs - a.loss_docs
+       from f a join f b using (scale, weight_decay, batch_size) where 2 * a.token_budget = b.token_budget)
+select change, count(*) as pairs, round(avg(rank), 3) as rank_change, round(avg(loss), 3) as loss_change,
+       count(*) filter (where sign(rank) = -sign(loss)) as rank_up_and_loss_down_or_reverse
+from pairs group by change order by change;
