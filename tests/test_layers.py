@@ -1,4 +1,4 @@
-"""Imports go one way: trainers <- evaluators <- orchestrator and cluster <- orchestrator; inside a package, its order."""
+"""Imports go one way: trainers <- evaluators <- orchestrator and cluster <- orchestrator; in a package, its order."""
 
 from __future__ import annotations
 
