@@ -23,23 +23,7 @@ from trainers.scales import model_of
 from trainers.tokens import Manifest, Settings, TrainedTokenizer, load_tokenizer, open_split, prepare, read_manifest
 
 CONTEXT = 32
-WORDS = [
-    "the",
-    "effective",
-    "rank",
-    "of",
-    "a",
-    "matrix",
-    "counts",
-    "directions",
-    "naïve",
-    "façade",
-    "東京",
-    "Ωμέγα",
-    "🙂",
-    "weight\tdecay\n",
-    "loss",
-]
+WORDS = ["the", "effective", "rank", "naïve", "façade", "東京", "Ωμέγα", "🙂", "weight\tdecay\n", "loss"]
 
 
 def write_texts(path: Path, seed: int, domains: tuple[str, ...] = ("prose", "code")) -> Path:
