@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import itertools
 import json
 import math
 import os
@@ -376,3 +377,18 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     return value if value is None or isinstance(value, str | int | float) else _plain_text(value)
+
+
+def questions(path: Path) -> list[tuple[str, str]]:
+    """The SELECTs of a file, each with the comment above it as its title; they end with a semicolon at a line's end."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    found = []
+    for part in re.split(r";[ \t]*(?:\n|$)", text):
+        lines = [line.strip() for line in part.strip().splitlines()]
+        title = " ".join(line.lstrip("- ") for line in itertools.takewhile(lambda line: line.startswith("--"), lines))
+        if any(line and not line.startswith("--") for line in lines):
+            found.append((title, part))
+    return found
