@@ -46,7 +46,10 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
+Format = Literal["table", "csv", "json", "parquet"]
+
 _MEMORY = "1GiB"
+_READ_ONLY = "a query is one SELECT over the tables of the store; save its answer with --format and --out"
 _SCHEMA_HELP = "tables and columns: geosweep query --schema"
 _MISSING_COLUMN = re.compile(r'olumn (?:named )?"([^"]+)"')
 _MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
@@ -222,12 +225,6 @@ class Store:
         names = {row["column"] for row in self.describe()}
         near = difflib.get_close_matches(column[1], names, n=1) if column and column[1] not in names else []
         return f"; nearest is '{near[0]}'" if near else ""  # all the columns there are would be no hint
-
-
-_READ_ONLY = "a query is one SELECT over the tables of the store; save its answer with --format and --out"
-
-
-Format = Literal["table", "csv", "json", "parquet"]
 
 
 def _connect() -> duckdb.DuckDBPyConnection:
