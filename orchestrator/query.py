@@ -41,6 +41,7 @@ from orchestrator.views import (
     results_views,
 )
 from trainers.errors import EnvironmentFault, InputError, nearest
+from trainers.tokens import read_manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,6 +159,7 @@ class Store:
             if new:
                 self._register(spec)
         self._curves.paths = list_units(self._layout, "curves")
+        self._database.register("corpora", _corpora(self._layout.root / "corpora"))
         columns = name_result_columns(self._database.sql(RESULT_COLUMNS_QUERY).to_arrow_table().to_pylist())
         if columns != self._columns:
             self._columns = columns
@@ -232,6 +234,21 @@ class Store:
         names = {row["column"] for row in self.describe()}
         near = difflib.get_close_matches(column[1], names, n=1) if column and column[1] not in names else []
         return f"; nearest is '{near[0]}'" if near else ""  # all the columns there are would be no hint
+
+
+def _corpora(folder: Path) -> pa.Table:
+    manifests = [read_manifest(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
+    rows = [
+        {
+            "corpus": manifest.name,
+            "digest": manifest.digest,
+            **split.model_dump(include={"domain", "split", "role", "tokens", "documents", "bytes", "unigram_entropy"}),
+            "bytes_per_token": split.bytes / split.tokens,
+        }
+        for manifest in manifests
+        for split in manifest.splits
+    ]
+    return pa.Table.from_pylist(rows, schema=schema.VIEWS["corpora"].schema)
 
 
 def _connect() -> duckdb.DuckDBPyConnection:
