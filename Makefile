@@ -15,10 +15,10 @@ $(SETUP): pyproject.toml constraints.txt
 demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, three questions in SQL
 	$(BIN)/geosweep data prepare builtin
 	$(BIN)/geosweep run demo
-	$(BIN)/python -m sweeps.demo_questions
+	$(BIN)/geosweep query --file sweeps/demo.sql
 
 test: $(SETUP)          ## the whole suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(SETUP)         ## lint, format, types
 	$(BIN)/ruff check .
