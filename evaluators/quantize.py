@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -277,16 +278,17 @@ def _groups(network: PreTrainedModel, block: nn.Module) -> Iterator[tuple[str, l
         yield names[0], [block.get_submodule(name) for name in names]  # type: ignore[misc]  # they are linear maps
 
 
+class _InputSeen(Exception):
+    """No error: ends a forward pass where its rest is not needed."""
+
+
 def _first_inputs(network: PreTrainedModel, ids_ST: NDArray[np.int64]) -> list[tuple[Tensor, dict[str, Any]]]:
     """What the first block is called with, a batch of sequences at a time: hidden states, and the rest by name."""
     found: list[tuple[Tensor, dict[str, Any]]] = []
 
-    class _Seen(Exception):  # no error: it ends the forward pass where its rest is not needed
-        pass
-
     def keep(_: nn.Module, given: tuple[Tensor, ...], others: dict[str, Any]) -> None:
         found.append((given[0], others))
-        raise _Seen
+        raise _InputSeen
 
     inner = body(network)
     at_once = max(1, _TOKENS_PER_FORWARD // ids_ST.shape[1])
@@ -294,10 +296,8 @@ def _first_inputs(network: PreTrainedModel, ids_ST: NDArray[np.int64]) -> list[t
     try:
         for start in range(0, len(ids_ST), at_once):
             ids = torch.from_numpy(ids_ST[start : start + at_once]).to(network.device)
-            try:
+            with suppress(_InputSeen):
                 inner(input_ids=ids)
-            except _Seen:
-                continue
     finally:
         hook.remove()
     return found
@@ -311,11 +311,13 @@ def _input_hessian(block: nn.Module, matrix: nn.Linear, inputs: list[tuple[Tenso
     def add(_: nn.Module, given: tuple[Tensor, ...]) -> None:
         x_NI = given[0].flatten(0, -2)
         hessian_II.add_(x_NI.T @ x_NI)
+        raise _InputSeen
 
     hook = matrix.register_forward_pre_hook(add)
     try:
         for hidden_STD, others in inputs:
-            block(hidden_STD, **others)
+            with suppress(_InputSeen):
+                block(hidden_STD, **others)
     finally:
         hook.remove()
     return hessian_II
@@ -339,32 +341,40 @@ class Calibration:
 def open_calibration(
     settings: QuantizeSettings, corpora: Path, trained_on: Data, suite: Suite, context: int
 ) -> Calibration:
-    """The calibration sequences, checked to be no part of the suite.
+    """The calibration sequences, never text of the suite.
 
     corpora   folder of the prepared corpora;  context   tokens of a sequence
-    raises    InputError if the corpus is missing, was made with another tokenizer or is too small, or if a calibration
-              sequence occurs in the evaluated tokens (two corpora may hold one text, split in different ways)
+    raises    InputError if the corpus is missing, was made with another tokenizer or is too small, or if it is not the
+              suite's own, whose splits share no document, and a calibration sequence occurs in the evaluated tokens
     """
     name = settings.calibration_corpus or trained_on.corpus
     source = open_suite(name, corpora, trained_on)
     order = TrainingSequences(
         source.folder, source.manifest, context=context, seed=settings.calibration_seed, repeat=False
     )
-    ids_ST = order.read(0, settings.calibration_sequences)
-    sequences = [_as_text(ids_T) for ids_T in ids_ST]
+    calibration = Calibration(
+        corpus=name, digest=source.manifest.digest, ids=order.read(0, settings.calibration_sequences)
+    )
+    if calibration.digest != suite.manifest.digest:
+        _refuse_shared_text(calibration, suite, settings.tokens_per_domain)
+    return calibration
+
+
+def _refuse_shared_text(calibration: Calibration, suite: Suite, tokens_per_domain: int) -> None:
+    """Two corpora may hold the same documents, split in different ways."""
+    sequences = [_as_text(ids_T) for ids_T in calibration.ids]
     problems = []
     for one in suite.sets:
-        stop = min(one.tokens, settings.tokens_per_domain)
-        evaluated = _as_text(open_split(suite.folder, one.domain, "heldout").read(0, stop))
+        ids_N = open_split(suite.folder, one.domain, "heldout").read(0, min(one.tokens, tokens_per_domain))
+        evaluated = _as_text(ids_N)
         if shared := sum(sequence in evaluated for sequence in sequences):
             problems.append(f"{one.domain}: {shared} of {len(sequences)} calibration sequences are in its tokens")
     if problems:
         raise InputError(
-            f"suite '{suite.name}' holds calibration text of corpus '{name}', nothing was evaluated",
+            f"suite '{suite.name}' holds calibration text of corpus '{calibration.corpus}', nothing was evaluated",
             problems,
             "set another calibration_corpus or calibration_seed",
         )
-    return Calibration(corpus=name, digest=source.manifest.digest, ids=ids_ST)
 
 
 def _as_text(ids_T: NDArray[np.int64]) -> str:
