@@ -80,10 +80,10 @@ def _quantised(bits: int) -> tuple[Metric, ...]:
     """Losses after the matrices of the blocks were cut to so many bits; embeddings, head, norms and biases stay."""
     gptq, nearest_level = f"GPTQ at {bits} bits", f"rounding to the nearest of {2**bits} levels"
     return (
-        _lower(f"gptq_loss_{bits}bit", "nats/token", _FRANTAR, f"token_loss after {gptq}"),
-        _lower(f"gptq_loss_increase_{bits}bit", "nats/token", _FRANTAR, f"gptq_loss_{bits}bit minus token_loss"),
-        _lower(f"rtn_loss_{bits}bit", "nats/token", _FRANTAR, f"token_loss after {nearest_level}"),
-        _lower(f"rtn_loss_increase_{bits}bit", "nats/token", _FRANTAR, f"rtn_loss_{bits}bit minus token_loss"),
+        _lower(f"gptq_loss_{bits}bit", "nats/token", _FRANTAR, f"loss after {gptq}"),
+        _lower(f"gptq_loss_increase_{bits}bit", "nats/token", _FRANTAR, f"gptq_loss_{bits}bit minus loss"),
+        _lower(f"rtn_loss_{bits}bit", "nats/token", _FRANTAR, f"loss after {nearest_level}"),
+        _lower(f"rtn_loss_increase_{bits}bit", "nats/token", _FRANTAR, f"rtn_loss_{bits}bit minus loss"),
     )
 
 

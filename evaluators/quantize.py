@@ -392,7 +392,7 @@ def quantised_losses(
     """The loss of every evaluation set before and after, GPTQ and round-to-nearest, at each number of bits.
 
     network   float32; it is moved to the device and else not changed
-    returns   token_loss, then loss and increase of each method and bits; order of the suite within each
+    returns   the loss before, then loss and increase of each method and bits; order of the suite within each
     raises    InputError as suite_losses; for a type of model without an entry in GROUPS; as gptq_model
     """
     network = network.to(device).eval()
@@ -414,7 +414,7 @@ def quantised_losses(
 def _losses(
     network: PreTrainedModel, suite: Suite, settings: QuantizeSettings, context: int, device: str
 ) -> list[MetricValue]:
-    """token_loss of every evaluation set, measured in the precision of the settings."""
+    """The loss of every evaluation set, measured in the precision of the settings."""
     asked = LossSettings(suite=settings.suite, tokens_per_domain=settings.tokens_per_domain)
     if settings.precision == "bfloat16":
         network = copy.deepcopy(network).to(torch.bfloat16)
@@ -428,7 +428,7 @@ def _losses(
             convention={**value.convention, "precision": settings.precision},
         )
         for value in suite_losses(network, suite, asked, context, device)
-        if value.metric == "token_loss"
+        if value.metric == "loss"
     ]
 
 
