@@ -68,7 +68,7 @@ def export_gptq(
     _refuse(target, environment, network, settings, bits)
     suite = open_suite(settings.suite, corpora, recipe.data)
     calibration = open_calibration(settings, corpora, recipe.data, suite, recipe.model.context)
-    with _folder_beside(target) as folder:
+    with _folder_beside(target.absolute()) as folder:
         _save(network, corpora / recipe.data.corpus, folder / "model")
         request = {
             "bits": bits,
@@ -165,9 +165,14 @@ def _quantise_in_child(folder: Path, calibration: Calibration, config: Mapping[s
         "HF_HOME": str(folder / "hub"),
         "PYTHONHASHSEED": "0",  # its order of matrices may hang on it
     }
-    command = [str(environment / "bin" / "python"), str(Path(__file__).with_name("gptq_child.py"))]
+    command = [environment.absolute() / "bin" / "python", Path(__file__).with_name("gptq_child.py")]
     child = subprocess.run(
-        [*command, str(folder / "request.json")], env=variables, capture_output=True, text=True, check=False
+        [*command, folder / "request.json"],
+        cwd=folder,  # it leaves a folder of logs where it runs
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if child.returncode or not (folder / "packed" / "model.safetensors").exists():
         said = "\n".join((child.stdout + child.stderr).strip().splitlines()[-5:])

@@ -126,7 +126,10 @@ def test_child_that_fails_is_a_fault_with_its_last_words_and_leaves_nothing(
 
 @pytest.mark.skipif(not (ENVIRONMENT / ".installed").exists(), reason="needs gptqmodel: make gptq-env")
 @pytest.mark.timeout(300)
-def test_exported_model_reads_back_with_the_measured_losses(checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
+def test_exported_model_reads_back_with_the_measured_losses(
+    checkpoint: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     target = tmp_path / "exported"
     found = export_gptq(checkpoint, target, settings(), 4, corpora=corpus.parent, environment=ENVIRONMENT)
     assert [d.dataset for d in found] == list(read_manifest(corpus).domains)
