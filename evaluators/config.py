@@ -20,7 +20,16 @@ from trainers.errors import InputError, nearest
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class GeometrySettings(Frozen):
+class _Settings(Frozen):
+    """What the settings of all evaluators have."""
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        """Names of the prepared corpora that the evaluator reads, besides the one that a checkpoint was trained on."""
+        return ()
+
+
+class GeometrySettings(_Settings):
     """Geometry of the unembedding.
 
     top_k             k of topk_variance_share
@@ -40,7 +49,7 @@ class GeometrySettings(Frozen):
         return self
 
 
-class LossSettings(Frozen):
+class LossSettings(_Settings):
     """Token loss and bits per byte on every evaluation set of a suite.
 
     suite               name of the suite; a prepared corpus is a suite of that name
@@ -51,11 +60,15 @@ class LossSettings(Frozen):
     suite: str
     tokens_per_domain: PositiveInt = 8192
 
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        return (self.suite,)
+
 
 Bits = Literal[2, 3, 4, 8]
 
 
-class QuantizeSettings(Frozen):
+class QuantizeSettings(_Settings):
     """GPTQ and round-to-nearest: the token loss on a suite before and after.
 
     suite, tokens_per_domain   as for the loss
@@ -94,6 +107,10 @@ class QuantizeSettings(Frozen):
         if list(self.bits) != sorted(set(self.bits)):
             raise ValueError(f"bits {list(self.bits)} must rise")
         return self
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.suite, self.calibration_corpus) if name is not None)
 
 
 EvaluatorSettings = Annotated[GeometrySettings | LossSettings | QuantizeSettings, Field(discriminator="evaluator")]

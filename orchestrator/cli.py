@@ -188,6 +188,34 @@ def _run(text: str, source: str, store: Path) -> None:
     raise typer.Exit(130 if end.stopped else 1)
 
 
+@app.command(name="eval")
+def evaluate(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a sweep that is in the store")],
+    evaluators: Annotated[str, typer.Option(help="names, comma between them; default: all that it asks for")] = "",
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="YAML list of evaluations with their settings")
+    ] = None,
+    suite: Annotated[str | None, typer.Option(help="for default settings; else the corpus of the training")] = None,
+    at: Annotated[Literal["every", "last"], typer.Option(help="checkpoints that get what is new")] = "every",
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="try again what could not be done")] = False,
+    actors: Annotated[int, typer.Option(min=1, help="evaluations at a time")] = 2,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Evaluate the checkpoints of a sweep that are there, also with evaluators that its file does not name."""
+    from orchestrator.backfill import Request, evaluate_sweep
+    from orchestrator.progress import screen_for
+
+    names = tuple(part.strip() for part in evaluators.split(",") if part.strip())
+    request = Request(evaluators=names, file=file, suite=suite, at=at, retry_failed=retry_failed)
+    end = evaluate_sweep(store, name, request, screen_for(out), actors=actors)
+    for problem in end.problems:
+        out.print(f"  {problem}", markup=False)
+    failed = f", {len(end.problems)} could not be done" if end.problems else ""
+    out.print(f"{name}: {end.evaluated} evaluations made{failed}" + ("" if end.complete else "; more are owed"))
+    if not end.complete or end.problems:
+        raise typer.Exit(130 if end.stopped else 1)
+
+
 @app.command()
 def status(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one sweep; default: all in the store")] = None,

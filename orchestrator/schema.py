@@ -153,8 +153,8 @@ CHAINS = Table(
 ASKED = Table(
     name="asked",
     meaning="evaluations that a sweep asks for at the end of a segment",
-    key=("sweep", "revision", "segment", "evaluator", "settings_digest", "evaluator_version"),
-    unit=("sweep", "revision", "evaluator", "settings_digest", "evaluator_version"),
+    key=("sweep", "revision", "segment", "evaluator", "settings_digest", "evaluator_version", "request"),
+    unit=("sweep", "revision", "evaluator", "settings_digest", "evaluator_version", "request"),
     columns=(
         _SWEEP,
         _REVISION,
@@ -162,6 +162,7 @@ ASKED = Table(
         *_EVALUATION,
         _TOKENS,
         _column("settings", STRING, "JSON: the evaluator's settings"),
+        _column("request", STRING, "digest of the segments asked for at once, by the sweep or by eval later"),
     ),
 )
 
@@ -234,7 +235,7 @@ METRICS = Table(
         _SEGMENT,
         _TOKENS,
         *_EVALUATION,
-        _column("metric", STRING, "name of the metric; 'evaluation_failed' when the evaluation could not be done"),
+        _column("metric", STRING, "name of the metric"),
         _column("metric_version", INT, "version of the metric's definition"),
         _nullable("dataset", STRING, "evaluation set; null for a metric of the weights"),
         _nullable("split", STRING, "split of the evaluation set"),
@@ -243,8 +244,25 @@ METRICS = Table(
         _column("unit", STRING, "unit of the value"),
         _nullable("n", INT, "how many items the value is over"),
         _column("convention", STRING, "JSON: choices that define the number"),
-        _nullable("failure", STRING, "why the evaluation could not be done"),
         _WALL,
+        _HOST,
+        _TIME,
+    ),
+)
+
+FAILURES = Table(
+    name="failures",
+    meaning="evaluations that could not be done, and why; values that are in metrics count before a failure",
+    # Tried again (`geosweep eval --retry-failed`) it may fail for another reason, which is a row of its own.
+    key=("checkpoint", "evaluator", "settings_digest", "evaluator_version", "reason"),
+    unit=("checkpoint", "evaluator", "settings_digest", "evaluator_version", "reason"),
+    columns=(
+        _CHECKPOINT,
+        _SEGMENT,
+        _TOKENS,
+        *_EVALUATION,
+        _column("reason", STRING, "why it could not be done"),
+        _circumstance("tries", INT, "how often it was tried"),
         _HOST,
         _TIME,
     ),
@@ -289,7 +307,7 @@ EVENTS = Table(
 )
 
 TABLES: Mapping[str, Table] = MappingProxyType(
-    {t.name: t for t in (TRIALS, CHAINS, ASKED, SEGMENTS, CHECKPOINTS, METRICS, CURVES, EVENTS)}
+    {t.name: t for t in (TRIALS, CHAINS, ASKED, SEGMENTS, CHECKPOINTS, METRICS, FAILURES, CURVES, EVENTS)}
 )
 
 _EVALUATION_STATE = (
@@ -302,6 +320,7 @@ _EVALUATION_STATE = (
     _nullable("checkpoint", STRING, "digest of the checkpoint; null until it is committed"),
     _column("ready", BOOL, "the checkpoint is committed, so the evaluation can start"),
     _column("state", STRING, "done, failed, ready, waiting, or unreachable (the training before it diverged)"),
+    _nullable("reason", STRING, "why it failed, the last time it was tried"),
 )
 _RESULTS = (*TRIALS.columns, _TOKENS, _CHECKPOINT)
 

@@ -22,7 +22,7 @@ ORDER = {
     "evaluators": "config metrics geometry suites loss quantize gptq_child gptq_format evaluate actors __main__",
     "orchestrator": (
         "spec presets identity plan planpage schema store corpora views query legs attempt tune evals progress run "
-        "status cli __main__"
+        "backfill status cli __main__"
     ),
     "orchestrator.store": "durable layout inbox registry sweeps",
 }
