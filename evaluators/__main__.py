@@ -72,12 +72,14 @@ def _set_threads(threads: int) -> None:
 
 def _settings(given: argparse.Namespace) -> list[EvaluatorSettings]:
     """One entry per evaluator asked for; without any, geometry and the losses that can be had."""
-    suite = given.suite or read_manifest(given.checkpoint).recipe.data.corpus
+    recipe = read_manifest(given.checkpoint).recipe
+    suite = given.suite or (recipe.data.corpus if recipe else None)
     asked = given.evaluator or ["geometry", "loss"]
-    if not given.evaluator and not given.suite and not (given.corpora / suite).exists():
-        print(f"no losses: no corpus '{suite}' in {given.corpora}; say where with --corpora", file=sys.stderr)
+    if not given.evaluator and not given.suite and not (suite and (given.corpora / suite).exists()):
+        unknown = f"no corpus '{suite}' in {given.corpora}; say where with --corpora"
+        print(f"no losses: {unknown if suite else 'an imported model needs --suite'}", file=sys.stderr)
         asked = ["geometry"]
-    of_suite: dict[str, object] = {"suite": suite}
+    of_suite: dict[str, object] = {"suite": suite} if suite else {}
     if given.tokens_per_domain is not None:
         of_suite["tokens_per_domain"] = given.tokens_per_domain
     has_suite = {name for name, settings in EVALUATOR_SETTINGS.items() if "suite" in settings.model_fields}

@@ -45,30 +45,26 @@ def _geometry(checkpoint_dir: Path, settings: GeometrySettings, corpora: Path, d
     convention: dict[str, Plain] = {
         "matrix": "unembedding",
         "tensor": manifest.unembedding,
-        "tied": manifest.recipe.model.tied,
+        "tied": manifest.tied,
         "dtype": str(weight_RD.dtype).removeprefix("torch."),
     }
     try:
-        return unembedding_geometry(weight_RD, manifest.recipe.model.vocab_size, settings, convention)
+        return unembedding_geometry(weight_RD, manifest.network.vocab_size, settings, convention)
     except InputError as error:
         raise _about(checkpoint_dir, f"{manifest.unembedding}: {error.headline}", error.problems) from None
 
 
 def _loss(checkpoint_dir: Path, settings: LossSettings, corpora: Path, device: str) -> list[MetricValue]:
-    recipe = read_manifest(checkpoint_dir).recipe
-    suite = open_suite(settings.suite, corpora, recipe.data)
-    network = load_model(checkpoint_dir)
-    _refuse_non_finite(checkpoint_dir, network)
-    return suite_losses(network, suite, settings, recipe.model.context, device)
+    manifest = read_manifest(checkpoint_dir)
+    suite = open_suite(settings.suite, corpora, manifest.trained_on)
+    return suite_losses(_finite_model(checkpoint_dir), suite, settings, manifest.network.context, device)
 
 
 def _quantize(checkpoint_dir: Path, settings: QuantizeSettings, corpora: Path, device: str) -> list[MetricValue]:
-    recipe = read_manifest(checkpoint_dir).recipe
-    suite = open_suite(settings.suite, corpora, recipe.data)
-    calibration = open_calibration(settings, corpora, recipe.data, suite, recipe.model.context)
-    network = load_model(checkpoint_dir)
-    _refuse_non_finite(checkpoint_dir, network)
-    return quantised_losses(network, suite, calibration, settings, device)
+    manifest = read_manifest(checkpoint_dir)
+    suite = open_suite(settings.suite, corpora, manifest.trained_on)
+    calibration = open_calibration(settings, corpora, manifest.trained_on, suite, manifest.network.context)
+    return quantised_losses(_finite_model(checkpoint_dir), suite, calibration, settings, device)
 
 
 EVALUATORS: Mapping[str, Callable[[Path, Any, Path, str], list[MetricValue]]] = {
@@ -78,10 +74,12 @@ EVALUATORS: Mapping[str, Callable[[Path, Any, Path, str], list[MetricValue]]] = 
 }
 
 
-def _refuse_non_finite(checkpoint_dir: Path, network: PreTrainedModel) -> None:
+def _finite_model(checkpoint_dir: Path) -> PreTrainedModel:
+    network = load_model(checkpoint_dir)
     bad = [name for name, tensor in network.named_parameters() if not bool(torch.isfinite(tensor).all())]
     if bad:
         raise _about(checkpoint_dir, f"non_finite: {len(bad)} tensors hold nan or inf", [", ".join(bad[:5])])
+    return network
 
 
 def _about(checkpoint_dir: Path, headline: str, problems: list[str] | tuple[str, ...]) -> InputError:

@@ -165,10 +165,13 @@ def resume(
     """Continue a sweep from the file that the store keeps of it."""
     from orchestrator.spec import read_text
     from orchestrator.store.layout import open_existing
-    from orchestrator.store.sweeps import stored_sweep
+    from orchestrator.store.sweeps import IMPORTED, stored_sweep
 
     path = stored_sweep(open_existing(store), name)
-    _run(read_text(path), str(path), store)
+    if (text := read_text(path)).startswith(IMPORTED):
+        advice = f"geosweep eval {name} --evaluators ..."
+        raise InputError(f"'{name}' was imported: there is nothing to train", next_step=advice)
+    _run(text, str(path), store)
 
 
 def _run(text: str, source: str, store: Path) -> None:
@@ -186,6 +189,44 @@ def _run(text: str, source: str, store: Path) -> None:
     continued = f"continue: geosweep resume {end.sweep} --store {store}"
     out.print(f"{end.sweep}: {'stopped' if end.stopped else 'not complete'}, {work}; nothing is lost\n{continued}")
     raise typer.Exit(130 if end.stopped else 1)
+
+
+@app.command(name="import")
+def import_(
+    source: Annotated[str, typer.Argument(metavar="DIR_OR_ID", help="folder of save_pretrained, or an id on the hub")],
+    revision: Annotated[list[str] | None, typer.Option(help="of the hub, e.g. step1000; may be repeated")] = None,
+    name: Annotated[str | None, typer.Option(help="of its sweep in the store; default: from the source")] = None,
+    tokens_per_step: Annotated[int | None, typer.Option(help="of its training (Pythia: 2097152)")] = None,
+    tokens: Annotated[int | None, typer.Option(help="seen so far, without --revision; default: 0, unknown")] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Bring a causal language model of transformers into the store, to be evaluated like any checkpoint."""
+    from orchestrator.imports import import_models
+
+    end = import_models(
+        store, source, revision or [], name=name, tokens_per_step=tokens_per_step, tokens=tokens, say=out.print
+    )
+    head = end.manifests[-1]
+    size = f"{head.parameters.all:,} parameters, W {head.unembedding}{' (tied)' * head.tied}"
+    padding = head.network.vocab_rows - head.network.vocab_size
+    out.print(f"trial {end.trial}: {len(end.manifests)} checkpoints, {size}, {padding} padding rows", markup=False)
+    for group in end.equal:
+        at = ", ".join(f"{count:,}" for count in group)
+        out.print(f"  the same unembedding, bit for bit, at {at} tokens: are these the checkpoints they say?")
+    out.print(f"evaluate: geosweep eval {end.sweep} --evaluators geometry --store {store}", markup=False)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="folder of a checkpoint (column path of table checkpoints)")],
+    target: Annotated[Path, typer.Argument(help="folder to write; it must not exist")],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Write a checkpoint as a folder that transformers' from_pretrained loads."""
+    from evaluators.hub import export_model
+
+    export_model(checkpoint, target, store / "corpora")
+    out.print(f"{target}: AutoModelForCausalLM.from_pretrained('{target}') loads it", markup=False)
 
 
 @app.command(name="eval")

@@ -202,7 +202,7 @@ def test_metric_columns_are_named_by_metric_dataset_split_and_layer(layout: Stor
         described = [r for r in store.describe() if r["column"] == "bits_per_byte_c_headers"]
     values = {name: result[name] for name in ("loss_docs", "loss_docs_train", "bits_per_byte_c_headers")}
     assert values == {"loss_docs": 3.0, "loss_docs_train": 2.0, "bits_per_byte_c_headers": 1.0}
-    assert (result["seed"], result["seed_s1"], result["rank_H_layer3"]) == (0, 9.0, 5.0)
+    assert (result["seed"], result["seed_s1"], result["rank_H_layer3"]) == (None, 9.0, 5.0)
     assert [(r["table"], r["unit"]) for r in described] == [("results", "bits/byte"), ("final", "bits/byte")]
 
 

@@ -22,6 +22,9 @@ from orchestrator.store.registry import record_event
 from trainers.errors import InputError, nearest
 from trainers.scales import count_parameters, flops_per_token
 
+IMPORTED = "# imported, not trained here: geosweep import\n"
+"""First line of the file that stands for the sweep of an imported model."""
+
 
 def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
     """Store a sweep file and all that its plan asks for; the same plan again changes nothing.
