@@ -29,15 +29,14 @@ class _Settings(Frozen):
         return ()
 
 
-class GeometrySettings(_Settings):
-    """Geometry of the unembedding.
+class MatrixSettings(_Settings):
+    """Geometry of a matrix.
 
     top_k             k of topk_variance_share
     power_law_ranks   spectral_exponent is fitted over these shares of the numerical rank: without the few leading
                       directions and without the tail, where a finite matrix falls off
     """
 
-    evaluator: Literal["geometry"] = "geometry"
     top_k: PositiveInt = 10
     power_law_ranks: tuple[Share, Share] = (0.1, 0.5)
 
@@ -47,6 +46,36 @@ class GeometrySettings(_Settings):
         if low >= high:
             raise ValueError(f"power_law_ranks [{low:g}, {high:g}] must rise")
         return self
+
+
+class GeometrySettings(MatrixSettings):
+    """Geometry of the unembedding."""
+
+    evaluator: Literal["geometry"] = "geometry"
+
+
+class HiddenSettings(MatrixSettings):
+    """Geometry of the last hidden states, one of each sequence.
+
+    suite             name of the corpus whose text the model reads
+    domain            of the corpus; None: the first one of its pre-training mix
+    split             heldout or train
+    sequences         from the start of the split, one after the other
+    sequence_tokens   length of a sequence; None: the model's context
+    position          of the state in its sequence, from 0; -1 is the last
+    """
+
+    evaluator: Literal["hidden"] = "hidden"
+    suite: str
+    domain: str | None = None
+    split: Literal["heldout", "train"] = "heldout"
+    sequences: Annotated[int, Field(ge=2, strict=True)] = 256
+    sequence_tokens: Annotated[int, Field(ge=2, strict=True)] | None = None
+    position: Annotated[int, Field(strict=True)] = -1
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        return (self.suite,)
 
 
 class LossSettings(_Settings):
@@ -113,20 +142,22 @@ class QuantizeSettings(_Settings):
         return tuple(name for name in (self.suite, self.calibration_corpus) if name is not None)
 
 
-EvaluatorSettings = Annotated[GeometrySettings | LossSettings | QuantizeSettings, Field(discriminator="evaluator")]
+AnySettings = GeometrySettings | HiddenSettings | LossSettings | QuantizeSettings
+EvaluatorSettings = Annotated[AnySettings, Field(discriminator="evaluator")]
 
-EVALUATOR_SETTINGS: Mapping[str, type[GeometrySettings | LossSettings | QuantizeSettings]] = {
+EVALUATOR_SETTINGS: Mapping[str, type[AnySettings]] = {
     "geometry": GeometrySettings,
+    "hidden": HiddenSettings,
     "loss": LossSettings,
     "quantize": QuantizeSettings,
 }
 
-EVALUATOR_VERSIONS: Mapping[str, int] = {"geometry": 1, "loss": 1, "quantize": 1}
+EVALUATOR_VERSIONS: Mapping[str, int] = {"geometry": 1, "hidden": 1, "loss": 1, "quantize": 1}
 
-_SETTINGS: TypeAdapter[GeometrySettings | LossSettings | QuantizeSettings] = TypeAdapter(EvaluatorSettings)
+_SETTINGS: TypeAdapter[AnySettings] = TypeAdapter(EvaluatorSettings)
 
 
-def settings_from(values: Mapping[str, object]) -> GeometrySettings | LossSettings | QuantizeSettings:
+def settings_from(values: Mapping[str, object]) -> AnySettings:
     """The filled settings of one entry of `evaluations:`, without its `at`.
 
     raises   InputError with every problem of the entry: field, what was given, what is allowed, nearest name

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from evaluators.config import EvaluatorSettings, GeometrySettings, LossSettings, QuantizeSettings
+from evaluators.config import EvaluatorSettings, GeometrySettings, HiddenSettings, LossSettings, QuantizeSettings
 from evaluators.geometry import unembedding_geometry
+from evaluators.hidden import hidden_geometry
 from evaluators.loss import suite_losses
 from evaluators.metrics import MetricValue, Plain
 from evaluators.quantize import open_calibration, quantised_losses
@@ -54,6 +55,12 @@ def _geometry(checkpoint_dir: Path, settings: GeometrySettings, corpora: Path, d
         raise _about(checkpoint_dir, f"{manifest.unembedding}: {error.headline}", error.problems) from None
 
 
+def _hidden(checkpoint_dir: Path, settings: HiddenSettings, corpora: Path, device: str) -> list[MetricValue]:
+    manifest = read_manifest(checkpoint_dir)
+    suite = open_suite(settings.suite, corpora, manifest.trained_on)
+    return hidden_geometry(_finite_model(checkpoint_dir), suite, settings, manifest.network.context, device)
+
+
 def _loss(checkpoint_dir: Path, settings: LossSettings, corpora: Path, device: str) -> list[MetricValue]:
     manifest = read_manifest(checkpoint_dir)
     suite = open_suite(settings.suite, corpora, manifest.trained_on)
@@ -69,6 +76,7 @@ def _quantize(checkpoint_dir: Path, settings: QuantizeSettings, corpora: Path, d
 
 EVALUATORS: Mapping[str, Callable[[Path, Any, Path, str], list[MetricValue]]] = {
     "geometry": _geometry,
+    "hidden": _hidden,
     "loss": _loss,
     "quantize": _quantize,
 }

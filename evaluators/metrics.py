@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainers.errors import InputError, nearest
@@ -138,7 +138,13 @@ _ALL = (
     *(metric for bits in (2, 3, 4, 8) for metric in _quantised(bits)),
 )
 
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
+_OF_HIDDEN_STATES = tuple(
+    replace(metric, name=f"hidden_{metric.name}", meaning=f"{metric.meaning}; of the last hidden states of sequences")
+    for metric in _ALL
+    if metric.direction == "descriptive" and not metric.name.endswith("_padded")
+)
+
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*_ALL, *_OF_HIDDEN_STATES)}
 
 
 def metric_value(
