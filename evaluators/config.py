@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from trainers.config import Count, Frozen, PositiveInt, Precision
+from trainers.config import Count, Fraction, Frozen, NonNegative, Positive, PositiveInt, Precision
 from trainers.errors import InputError, nearest
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -82,12 +82,14 @@ class LossSettings(_Settings):
     """Token loss and bits per byte on every evaluation set of a suite.
 
     suite               name of the suite; a prepared corpus is a suite of that name
-    tokens_per_domain   tokens read from the start of each held-out split; a whole number of contexts
+    tokens_per_domain   tokens read from the start of each held-out split; a whole number of sequences
+    sequence_tokens     length of a sequence; None: the model's context
     """
 
     evaluator: Literal["loss"] = "loss"
     suite: str
     tokens_per_domain: PositiveInt = 8192
+    sequence_tokens: Annotated[int, Field(ge=2, strict=True)] | None = None
 
     @property
     def corpora(self) -> tuple[str, ...]:
@@ -95,6 +97,50 @@ class LossSettings(_Settings):
 
 
 Bits = Literal[2, 3, 4, 8]
+
+
+class FinetuneSettings(_Settings):
+    """Fine-tuning on one domain, and what is forgotten of the pre-training mix.
+
+    suite               name of the corpus that holds the target domain
+    domain              whose training split is trained on and whose held-out split is measured
+    retained            corpus whose mix is measured for forgetting; None: the one that the checkpoint was trained on
+    tokens              to train on, less than one pass; a whole number of steps
+    batch_size          sequences a step, of the model's context
+    learning_rates      each from the checkpoint's weights; falling along a line to final_fraction of it, no warm-up
+    weight_decay, beta1, beta2, eps, clip   of AdamW, whose state starts at zero
+    seed                of the order of the sequences
+    precision           of the training; losses are measured in float32
+    tokens_per_domain   of each held-out set
+    source              of the defaults: jakespringer/experiments; batch_size: arXiv 2602.20433
+    """
+
+    evaluator: Literal["finetune"] = "finetune"
+    suite: str
+    domain: str
+    retained: str | None = None
+    tokens: PositiveInt = 20_971_520
+    batch_size: PositiveInt = 32
+    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (4e-5, 2e-4, 1e-3)
+    final_fraction: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    eps: Positive = 1e-8
+    clip: Positive = 1.0
+    seed: Count = 0
+    precision: Precision = "float32"
+    tokens_per_domain: PositiveInt = 8192
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.suite, self.retained) if name is not None)
+
+    @model_validator(mode="after")
+    def _rates_rise(self) -> Self:
+        if list(self.learning_rates) != sorted(set(self.learning_rates)):
+            raise ValueError(f"learning_rates {list(self.learning_rates)} must rise")
+        return self
 
 
 class QuantizeSettings(_Settings):
@@ -142,17 +188,18 @@ class QuantizeSettings(_Settings):
         return tuple(name for name in (self.suite, self.calibration_corpus) if name is not None)
 
 
-AnySettings = GeometrySettings | HiddenSettings | LossSettings | QuantizeSettings
+AnySettings = GeometrySettings | HiddenSettings | LossSettings | FinetuneSettings | QuantizeSettings
 EvaluatorSettings = Annotated[AnySettings, Field(discriminator="evaluator")]
 
 EVALUATOR_SETTINGS: Mapping[str, type[AnySettings]] = {
     "geometry": GeometrySettings,
     "hidden": HiddenSettings,
     "loss": LossSettings,
+    "finetune": FinetuneSettings,
     "quantize": QuantizeSettings,
 }
 
-EVALUATOR_VERSIONS: Mapping[str, int] = {"geometry": 1, "hidden": 1, "loss": 1, "quantize": 1}
+EVALUATOR_VERSIONS: Mapping[str, int] = {"geometry": 1, "hidden": 1, "loss": 1, "finetune": 1, "quantize": 1}
 
 _SETTINGS: TypeAdapter[AnySettings] = TypeAdapter(EvaluatorSettings)
 

@@ -15,7 +15,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from evaluators.config import EvaluatorSettings, GeometrySettings, HiddenSettings, LossSettings, QuantizeSettings
+from evaluators.config import (
+    EvaluatorSettings,
+    FinetuneSettings,
+    GeometrySettings,
+    HiddenSettings,
+    LossSettings,
+    QuantizeSettings,
+)
+from evaluators.finetune import Outcome, fine_tune, open_texts
 from evaluators.geometry import unembedding_geometry
 from evaluators.hidden import hidden_geometry
 from evaluators.loss import suite_losses
@@ -64,7 +72,25 @@ def _hidden(checkpoint_dir: Path, settings: HiddenSettings, corpora: Path, devic
 def _loss(checkpoint_dir: Path, settings: LossSettings, corpora: Path, device: str) -> list[MetricValue]:
     manifest = read_manifest(checkpoint_dir)
     suite = open_suite(settings.suite, corpora, manifest.trained_on)
-    return suite_losses(_finite_model(checkpoint_dir), suite, settings, manifest.network.context, device)
+    sequence_tokens = settings.sequence_tokens or manifest.network.context
+    if sequence_tokens > manifest.network.context:
+        raise InputError(
+            f"{checkpoint_dir}: sequence_tokens: {sequence_tokens:,}, the model reads {manifest.network.context:,} at "
+            f"most; nothing was evaluated"
+        )
+    return suite_losses(_finite_model(checkpoint_dir), suite, settings, sequence_tokens, device)
+
+
+def fine_tune_checkpoint(checkpoint_dir: Path, settings: FinetuneSettings, corpora: Path, device: str) -> Outcome:
+    """As evaluate, with the fine-tuned network beside the values."""
+    manifest = read_manifest(checkpoint_dir)
+    context = manifest.network.context
+    texts = open_texts(settings, corpora, manifest.trained_on, context)
+    return fine_tune(_finite_model(checkpoint_dir), manifest.unembedding, texts, settings, context, device)
+
+
+def _finetune(checkpoint_dir: Path, settings: FinetuneSettings, corpora: Path, device: str) -> list[MetricValue]:
+    return list(fine_tune_checkpoint(checkpoint_dir, settings, corpora, device).values)
 
 
 def _quantize(checkpoint_dir: Path, settings: QuantizeSettings, corpora: Path, device: str) -> list[MetricValue]:
@@ -78,6 +104,7 @@ EVALUATORS: Mapping[str, Callable[[Path, Any, Path, str], list[MetricValue]]] = 
     "geometry": _geometry,
     "hidden": _hidden,
     "loss": _loss,
+    "finetune": _finetune,
     "quantize": _quantize,
 }
 

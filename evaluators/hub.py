@@ -98,19 +98,28 @@ def export_model(checkpoint_dir: Path, target: Path, corpora: Path) -> None:
     corpora   folder of the prepared corpora: the tokenizer of a trained model is that of its corpus
     raises    InputError if target exists or the folder is no checkpoint
     """
-    if target.exists():
-        raise InputError(f"{target}: already exists, nothing was exported")
+    refuse_existing(target)
     network = load_model(checkpoint_dir)
     weights = read_weights(checkpoint_dir)
     for name, parameter in network.named_parameters():
         parameter.data = weights[name]  # in the type that it came in
     network.config.dtype = network.dtype
-    tokenizer = _tokenizer_of(checkpoint_dir, corpora)
+    save_model(network, tokenizer_of(checkpoint_dir, corpora), target)
+
+
+def save_model(network: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None, target: Path) -> None:
+    """Write a folder that from_pretrained loads. raises InputError if target exists"""
+    refuse_existing(target)
     with folder_beside(target.absolute()) as folder, _quiet():
         network.save_pretrained(folder / "model")
         if tokenizer is not None:
             tokenizer.save_pretrained(folder / "model")
         (folder / "model").rename(target)
+
+
+def refuse_existing(target: Path) -> None:
+    if target.exists():
+        raise InputError(f"{target}: already exists, nothing was written")
 
 
 @contextmanager
@@ -131,7 +140,8 @@ def corpus_tokenizer(corpus_dir: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end_of_text, pad_token=end_of_text)
 
 
-def _tokenizer_of(checkpoint_dir: Path, corpora: Path) -> PreTrainedTokenizerFast | None:
+def tokenizer_of(checkpoint_dir: Path, corpora: Path) -> PreTrainedTokenizerFast | None:
+    """The tokenizer that a checkpoint's model reads: that of its corpus, or the one that was imported with it."""
     manifest = read_manifest(checkpoint_dir)
     if manifest.recipe is not None:
         return corpus_tokenizer(corpora / manifest.recipe.data.corpus)

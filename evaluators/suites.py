@@ -10,7 +10,8 @@ A prepared corpus is a suite of the same name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainers.config import Data, Imported
@@ -25,6 +26,7 @@ class EvaluationSet:
     domain: str
     split: str
     tokens: int
+    documents: int
     in_distribution: bool | None
 
 
@@ -55,12 +57,18 @@ def open_suite(name: str, corpora: Path, trained_on: Data | Imported) -> Suite:
             domain=split.domain,
             split=split.split,
             tokens=split.tokens,
+            documents=split.documents,
             in_distribution=None if isinstance(trained_on, Imported) else own and split.role == "mix",
         )
         for split in manifest.splits
         if split.split == "heldout"
     )
     return Suite(name=name, folder=folder, manifest=manifest, sets=sets)
+
+
+def only(suite: Suite, domains: Sequence[str]) -> Suite:
+    """The suite with the evaluation sets of these domains."""
+    return replace(suite, sets=tuple(one for one in suite.sets if one.domain in domains))
 
 
 def _check_tokenizer(name: str, manifest: Manifest, corpora: Path, trained_on: Data | Imported) -> None:

@@ -20,7 +20,8 @@ MAY_IMPORT = {
 ORDER = {
     "trainers": "errors config scales schedule corpus tokens batches model head optim checkpoint loop __main__",
     "evaluators": (
-        "config metrics geometry suites loss hidden hub quantize gptq_child gptq_format evaluate actors __main__"
+        "config metrics geometry suites loss hidden finetune hub quantize gptq_child gptq_format evaluate actors "
+        "__main__"
     ),
     "orchestrator": (
         "spec presets identity plan planpage schema store corpora views query legs attempt tune evals progress run "

@@ -9,6 +9,7 @@ import pytest
 from evaluators.config import (
     EVALUATOR_SETTINGS,
     EVALUATOR_VERSIONS,
+    FinetuneSettings,
     GeometrySettings,
     HiddenSettings,
     LossSettings,
@@ -62,6 +63,7 @@ def test_settings_survive_json() -> None:
         LossSettings(suite="builtin", tokens_per_domain=256),
         QuantizeSettings(suite="builtin", bits=(2, 8), group_size=None),
         HiddenSettings(suite="builtin", domain="docs", position=3),
+        FinetuneSettings(suite="builtin", domain="python", learning_rates=(1e-4, 1e-3)),
     ):
         assert settings_from(settings.model_dump(mode="json")) == settings
     assert EVALUATOR_VERSIONS.keys() == EVALUATOR_SETTINGS.keys()
