@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    print(f"V = {ROWS:,}: CPU seconds of our whole set, of one svdvals in float64, of the naive sequence; MiB beyond W")
+    print(f"V = {ROWS:,}: CPU seconds of our whole set, of one float64 svdvals, of the naive sequence; MiB beyond W")
     print(
         f"{'ours':>32} {'svdvals':>9} {'naive':>9} {'ours/svdvals':>14} {'ours/naive':>12} {'MiB ours':>20} {'svd':>8}"
     )

@@ -27,8 +27,12 @@ from pathlib import Path
 warnings.simplefilter("ignore")
 from transformers import AutoModelForCausalLM, AutoTokenizer
 (file,) = Path(sys.argv[1]).rglob("*.gguf")
-for kind in (AutoModelForCausalLM, AutoTokenizer):
-    kind.from_pretrained(str(file.parent), gguf_file=file.name).save_pretrained(sys.argv[2])
+read = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name)
+del read.config.quantization_config  # a model from GGUF refuses to be saved, a copy of it does not
+copy = AutoModelForCausalLM.from_config(read.config)
+copy.load_state_dict(read.state_dict())
+copy.save_pretrained(sys.argv[2])
+AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name).save_pretrained(sys.argv[2])
 """
 
 # Reference values: float64 SVD of the embedding, 49,152 x 576 (Q8_0), by other code.
