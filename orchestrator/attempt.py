@@ -62,6 +62,8 @@ class Attempt:
         stop_asked  looked at every step; when true, the state is saved as a rescue and the attempt ends
         raises      InputError (never retried) and EnvironmentFault (retried), both with the store unharmed
         """
+        if self._left:
+            self._opened(self._left[0])
         until = time.monotonic() + seconds
         while self._left:
             segment = self._left[0]

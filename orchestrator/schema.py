@@ -23,6 +23,7 @@ INT = pa.int64()
 DOUBLE = pa.float64()
 BOOL = pa.bool_()
 TIME = pa.timestamp("us", tz="UTC")
+STRINGS = pa.list_(pa.field("element", STRING))  # as Parquet calls the items of a list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ TRIALS = Table(
         _SWEEP,
         _REVISION,
         _TRIAL,
-        _column("grids", pa.list_(STRING), "names of the grids that hold this cell"),
+        _column("grids", STRINGS, "names of the grids that hold this cell"),
         _column("family", STRING, "model family: olmo, pythia, ..."),
         _column("scale", STRING, "name of the model scale"),
         _column("params_all", INT, "all parameters", "parameters"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 from orchestrator.schema import TABLES, TRIALS
@@ -145,6 +145,9 @@ class ResultColumn:
     unit: str
 
 
+_FIELDS = tuple(field.name for field in fields(ResultColumn))
+
+
 def name_result_columns(found: Sequence[Mapping[str, object]]) -> list[ResultColumn]:
     """Give each stored (evaluator, settings, metric, dataset, split, layer) a column name of its own.
 
@@ -162,7 +165,7 @@ def name_result_columns(found: Sequence[Mapping[str, object]]) -> list[ResultCol
 
 
 def results_views(columns: Sequence[ResultColumn]) -> dict[str, str]:
-    """SQL of results and final; reads a table result_columns that holds `columns`."""
+    """SQL of result_columns, results and final for these metric columns."""
     values = [f"max(value) filter (where name = '{c.name}') as \"{c.name}\"" for c in columns]
     results = f"""
         with named as (
@@ -175,7 +178,11 @@ def results_views(columns: Sequence[ResultColumn]) -> dict[str, str]:
         from trials t
         join trial_checkpoints p using (sweep, revision, trial)
         left join wide on wide.sweep = p.sweep and wide.checkpoint = p.checkpoint"""
-    return {"results": results, "final": "select * from results where tokens = token_budget"}
+    return {
+        "result_columns": _listed(columns),
+        "results": results,
+        "final": "select * from results where tokens = token_budget",
+    }
 
 
 def _names(row: Mapping[str, object]) -> Iterator[str]:
@@ -191,3 +198,17 @@ def _names(row: Mapping[str, object]) -> Iterator[str]:
     with_settings = f"{plain}_{str(row['settings_digest'])[:6]}"
     yield with_settings
     yield from (f"{with_settings}_{n}" for n in itertools.count(2))
+
+
+def _listed(columns: Sequence[ResultColumn]) -> str:
+    """SQL of a table that holds `columns`, of the same types when there are none."""
+    typed = ", ".join(f"cast({name} as {'bigint' if name == 'layer' else 'varchar'}) as {name}" for name in _FIELDS)
+    rows = [[_literal(getattr(column, name)) for name in _FIELDS] for column in columns]
+    values = ", ".join(f"({', '.join(row)})" for row in rows or [["null"] * len(_FIELDS)])
+    return f"select {typed} from (values {values}) as listed ({', '.join(_FIELDS)}) where name is not null"
+
+
+def _literal(value: str | int | None) -> str:
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return "null" if value is None else str(value)

@@ -22,7 +22,7 @@ ORDER = {
     "evaluators": "config metrics geometry suites loss evaluate actors __main__",
     "orchestrator": (
         "spec presets identity plan corpora planpage schema store views query legs attempt tune evals progress run "
-        "status reference cli __main__"
+        "status cli __main__"
     ),
     "orchestrator.store": "durable layout inbox registry sweeps",
 }
