@@ -335,8 +335,8 @@ def _p_of_correlation(correlation: Array, freedom: int) -> Array:
 def _resamples(groups: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
     """Rows of RESAMPLES draws of as many recipes as there are, with replacement; all cells of a drawn recipe.
 
-    Where cells of a recipe are alike, intervals for independent cells are too narrow: in 100 simulated studies of 18 recipes
-    and 108 cells they held the true correlation 71 times, these 95 times.
+    Where cells of a recipe are alike, intervals for independent cells are too narrow: in 100 simulated studies of 18
+    recipes and 108 cells they held the true correlation 71 times, these 95 times.
     """
     members = [np.flatnonzero(groups == group) for group in range(groups.max() + 1)]
     for draw in np.random.default_rng(0).integers(0, len(members), (RESAMPLES, len(members))):
@@ -431,7 +431,8 @@ def _mixed_effect(x: Array, y: Array, cells: pd.DataFrame, axes: Sequence[str]) 
     if cells[GROUP].nunique() < FEW_SIZES:
         return Estimate(), f"no mixed effects: {cells[GROUP].nunique()} sizes, {FEW_SIZES} needed"
     fixed = _recipe_covariates(cells, axes, size=False)
-    held = np.column_stack([np.ones(len(x)), _standardised(fixed), x])
+    covariates = _independent(np.column_stack([np.ones(len(x)), _standardised(fixed)]))
+    held = np.column_stack([covariates, x])
     if np.linalg.matrix_rank(held) < held.shape[1]:
         return Estimate(), "no mixed effects: tokens and recipe determine the predictor"
     with warnings.catch_warnings(record=True) as complaints:
@@ -487,6 +488,15 @@ def _is_number(values: pd.Series) -> bool:
 
 def _varying(columns: Array) -> Array:
     return columns[:, np.ptp(columns, axis=0) > 0]
+
+
+def _independent(columns: Array) -> Array:
+    """The columns without those that the ones before them make up: tied axes say the same twice."""
+    kept = columns[:, :0]
+    for column in columns.T:
+        wider = np.column_stack([kept, column])
+        kept = wider if np.linalg.matrix_rank(wider) == wider.shape[1] else kept
+    return kept
 
 
 def _standardised(columns: Array, rows: NDArray[np.intp] | slice = slice(None)) -> Array:

@@ -22,8 +22,9 @@ ORDER = {
     "evaluators": "config metrics geometry suites loss evaluate actors __main__",
     "orchestrator": (
         "spec presets identity plan corpora planpage schema store views query legs attempt tune evals progress run "
-        "status cli __main__"
+        "status statistics study report bundle cli __main__"
     ),
+    "orchestrator.report": "style figures effects matrices tables page",
     "orchestrator.store": "durable layout inbox registry sweeps",
 }
 

@@ -13,6 +13,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import GroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from study_cells import AXES, linked_cells, mirrored_cells
 
 from orchestrator.statistics import (
     FOLDS,
@@ -24,7 +25,6 @@ from orchestrator.statistics import (
     design_warnings,
     recipe_keys,
 )
-from tests.study_cells import AXES, linked_cells, mirrored_cells
 
 
 def associate(cells: pd.DataFrame, *, mixed: bool = False) -> Association:
