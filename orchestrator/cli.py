@@ -36,7 +36,7 @@ SweepName = Annotated[str, typer.Argument(metavar="NAME", help="a sweep that is 
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 Tokenizer = Annotated[str | None, typer.Option(help="a tokenizer.json, or an id on the hub; default: trained here")]
 
-out = Console(highlight=False)
+out = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from trainers.errors import EnvironmentFault
 if TYPE_CHECKING:
     from orchestrator.legs import Leg
 
-POLL_S = 0.1
+POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

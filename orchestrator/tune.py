@@ -8,7 +8,6 @@ deterministic (a diverged loss, an input error) is returned as a normal result, 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import threading
 import time
@@ -16,18 +15,19 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 from ray.tune.search import Searcher
 
-from orchestrator.attempt import Attempt
 from orchestrator.legs import Leg, LegQueue
 from orchestrator.spec import Execution as SweepExecution
 from orchestrator.store import registry
 from orchestrator.store.layout import StoreLayout
 from trainers.errors import InputError
-from trainers.loop import Execution
+
+if TYPE_CHECKING:  # torch is for the workers: the driver does without it
+    from orchestrator.attempt import Attempt
 
 SLICE_SECONDS = 1.0  # a trial reports, and sees whether it is to stop, about this often
 
@@ -35,7 +35,7 @@ Listener = Callable[[Leg, Mapping[str, Any]], None]
 """Called with a leg and its newest progress (attempt.Progress as a mapping), from Tune's thread."""
 
 
-class LegTrainable(tune.Trainable):
+class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
     """Tune's side of an attempt; one actor trains many legs, one after the other."""
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -81,12 +81,14 @@ def stop_file(layout: StoreLayout, sweep: str) -> Path:
 
 
 def _new_attempt(layout: StoreLayout, config: Mapping[str, Any]) -> Attempt:
+    from orchestrator.attempt import Attempt
+    from trainers.loop import Execution
+
     leg = Leg.model_validate_json(config["leg"])
     execution = Execution(
         device="cuda" if config["gpus"] else "cpu",
         threads=config["cpus"],
         micro_batch=config["micro_batch"],
-        compile=False,
     )
     return Attempt(
         layout,
@@ -98,7 +100,14 @@ def _new_attempt(layout: StoreLayout, config: Mapping[str, Any]) -> Attempt:
     )
 
 
-class _LegSearch(Searcher):
+class _NotInSnapshots:
+    """Tune pickles itself now and then; nothing of ours is in those snapshots, since no one restores them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
     """Tune's source of trials: a leg each, None while the ready ones wait for their parents."""
 
     def __init__(
@@ -147,7 +156,7 @@ class _LegSearch(Searcher):
     def restore(self, _path: str) -> None: ...
 
 
-class _Relay(tune.Callback):
+class _Relay(_NotInSnapshots, tune.Callback):  # type: ignore[misc]
     """Passes progress on; an exception here would abort the whole sweep, so none leaves it."""
 
     def __init__(self, search: _LegSearch, listener: Listener) -> None:
@@ -204,11 +213,9 @@ class TuneSession:
         stop_file(self._layout, self._sweep).touch()
 
     def _fit(self) -> None:
-        noise = io.StringIO()  # Tune prints boxes even when told not to
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         try:
-            with contextlib.redirect_stdout(noise):
-                self._tuner.fit()
+            self._tuner.fit()
         except BaseException:  # noqa: BLE001  a thread's exception would be lost: the session reports it
             self.crash = traceback.format_exc()
         finally:

@@ -8,8 +8,8 @@ from final where sweep = 'demo' order by loss_docs limit 5;
 select u.domain, round(min(m.value), 3) as best_loss, round(any_value(u.unigram_entropy), 3) as unigram_entropy
 from corpora u
 join metrics m on m.dataset = u.domain and m.metric = 'loss'
-where u.corpus = 'builtin' and u.split = 'heldout'
-group by u.domain order by u.domain;
+where u.corpus = 'builtin' and u.split = 'heldout' and u.domain = 'docs'
+group by u.domain;
 
 -- Does effective rank rise or fall with each axis, all else equal, and does the loss move with it?
 with f as (select * from final where sweep = 'demo'),

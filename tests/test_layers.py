@@ -21,7 +21,7 @@ ORDER = {
     "trainers": "errors config scales schedule corpus tokens batches model head optim checkpoint loop __main__",
     "evaluators": "config metrics geometry suites loss evaluate actors __main__",
     "orchestrator": (
-        "spec presets identity plan corpora planpage schema store views query legs attempt tune evals progress run "
+        "spec presets identity plan planpage schema store corpora views query legs attempt tune evals progress run "
         "status statistics study report bundle cli __main__"
     ),
     "orchestrator.report": "style figures effects matrices tables page",
@@ -32,7 +32,6 @@ RAY_ALLOWED = {
     "orchestrator/tune.py",
     "orchestrator/evals.py",
     "orchestrator/run.py",
-    "evaluators/actors.py",
     "cluster/connect.py",
 }
 

@@ -196,7 +196,15 @@ def opened(request: pytest.FixtureRequest, page: Path, tmp_path: Path) -> Iterat
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     quiet = "--disable-background-networking --disable-component-update --disable-sync --disable-quic --no-first-run"
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", *quiet.split(), f"--user-data-dir={tmp_path}", "--window-size=1280,900"):
+    place = f"--user-data-dir={tmp_path} --window-size=1280,900"
+    for flag in (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        *quiet.split(),
+        f"--user-data-dir={tmp_path}",
+        "--window-size=1280,900",
+    ):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     with webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER)) as browser:
