@@ -197,14 +197,7 @@ def opened(request: pytest.FixtureRequest, page: Path, tmp_path: Path) -> Iterat
     options.binary_location = CHROMIUM
     quiet = "--disable-background-networking --disable-component-update --disable-sync --disable-quic --no-first-run"
     place = f"--user-data-dir={tmp_path} --window-size=1280,900"
-    for flag in (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        *quiet.split(),
-        f"--user-data-dir={tmp_path}",
-        "--window-size=1280,900",
-    ):
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", *quiet.split(), *place.split()):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     with webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER)) as browser:
@@ -232,8 +225,8 @@ def test_the_page_draws_every_figure_asks_nothing_of_the_network_and_shows_toolt
                 f"{figure.key}-{place}",
             )
             assert marks > 1, (figure.key, place)
+    assert hovered_trial(browser, "rank-and-loss-0") in set(report.study.cells["trial"])
     save_screenshot(browser, f"report-{device}.png", WIDTHS[device])
-    assert report.study.cells["trial"].str.contains(hovered_trial(browser, "rank-and-loss-0"), regex=False).any()
 
 
 def requests(browser: webdriver.Chrome) -> set[str]:

@@ -136,6 +136,6 @@ def test_the_bundle_holds_tables_figures_sweep_file_and_digests_and_is_the_same_
     assert [(row["trial"], row["state"]) for row in missing] == [(row["trial"], row["state"]) for row in asked]
     assert pq.read_table(io.BytesIO(files["tables/trials.parquet"])).num_rows == trials
     assert files["figures/rank-and-loss.png"].startswith(b"\x89PNG")
-    assert files["figures/rank-and-loss.pdf"].startswith(b"%PDF")
+    assert files["figures/rank-and-loss.svg"].startswith(b"<svg")
     assert files["sweep.yaml"].startswith(b"name: study")
     assert b"geosweep report study --figure rank-and-loss" in files["README.md"]

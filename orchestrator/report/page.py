@@ -141,11 +141,10 @@ def image(figure: Figure, form: ImageFormat) -> bytes:
     chart = chart.resolve_scale(color="independent", shape="independent")
     spec = chart.to_dict(validate=False)
     spec |= {"config": dict(style.CONFIG), "datasets": spec.get("datasets", {}) | {figure.key: list(figure.rows)}}
+    svg = str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE))
     if form == "svg":
-        return str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)).encode()
-    if form == "pdf":
-        return bytes(vl_convert.vegalite_to_pdf(spec, vl_version=_VEGA_LITE))
-    return bytes(vl_convert.vegalite_to_png(spec, vl_version=_VEGA_LITE, scale=2))
+        return svg.encode()
+    return bytes(vl_convert.svg_to_pdf(svg) if form == "pdf" else vl_convert.svg_to_png(svg, scale=2))
 
 
 # --- sections -------------------------------------------------------------------------------------------------------

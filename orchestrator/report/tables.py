@@ -128,10 +128,8 @@ def show(study: Study, found: Findings, out: Console) -> None:
         for head in ("n", "raw", "partial", "added R²", "beyond recipe"):
             table.add_column(head, justify="right")
         for one in rows:
-            estimates = (
-                estimate_text(getattr(one, form), 2) for form in ("raw", "partial", "increment", "beyond_recipe")
-            )
-            table.add_row(Text(style.label(study, one.outcome, unit=False)), str(one.n), *map(Text, estimates))
+            texts = [Text(estimate_text(part, 2)) for part in (one.raw, one.partial, one.increment, one.beyond_recipe)]
+            table.add_row(Text(style.label(study, one.outcome, unit=False)), str(one.n), *texts)
         out.print(table)
     out.print(
         f"{len(found.associations)} associations in all, with notes: geosweep stats {study.sweep} --json", markup=False
