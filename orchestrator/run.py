@@ -108,8 +108,7 @@ class _Session:
     def run(self) -> SessionEnd:
         from cluster.connect import local_ray
 
-        self._screen.counts(self._counts())
-        with local_ray(), tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch, self._screen:
+        with self._screen, local_ray(), tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch:
             self._work(Path(scratch))
         return self.end()
 

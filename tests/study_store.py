@@ -136,7 +136,7 @@ def _values(segment: Segment) -> dict[str, list[dict[str, Any]]]:
             for name, value in (("finetuned_loss", 0.8 * loss), ("forgetting", 0.1 + 0.02 * random.normal()))
         ],
         "quantize": [
-            {"metric": f"gptq{bits}_increase", "value": value, "unit": "nats/token", "dataset": "docs"}
+            {"metric": f"gptq_loss_increase_{bits}bit", "value": value, "unit": "nats/token", "dataset": "docs"}
             for bits, value in ((3, 0.3 - 0.002 * rank), (4, 0.05 + 0.005 * random.normal()))
         ],
     }
@@ -162,5 +162,5 @@ def _losses(loss: float, random: np.random.Generator) -> Iterator[dict[str, Any]
         value = loss * (1 + 0.08 * place) + 0.03 * random.normal() * bool(place)
         convention = json.dumps({"in_distribution": domain == "docs"})
         common = {"dataset": domain, "split": "heldout", "n": 8128, "convention": convention}
-        yield {"metric": "token_loss", "value": value, "unit": "nats/token", **common}
+        yield {"metric": "loss", "value": value, "unit": "nats/token", **common}
         yield {"metric": "bits_per_byte", "value": value / 3.1, "unit": "bits/byte", **common}

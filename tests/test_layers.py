@@ -19,7 +19,7 @@ MAY_IMPORT = {
 
 ORDER = {
     "trainers": "errors config scales schedule corpus tokens batches model head optim checkpoint loop __main__",
-    "evaluators": "config metrics geometry suites loss evaluate actors __main__",
+    "evaluators": "config metrics geometry suites loss quantize gptq_child gptq_format evaluate actors __main__",
     "orchestrator": (
         "spec presets identity plan planpage schema store corpora views query legs attempt tune evals progress run "
         "status statistics study report bundle cli __main__"

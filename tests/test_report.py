@@ -79,7 +79,7 @@ def test_rank_and_loss_shows_the_stored_numbers(root: Path, report: Report) -> N
     with Store(root) as store:
         stored = store.sql(figure.sql).pandas().set_index("trial").sort_index()
     shown = pd.DataFrame(figure.rows).set_index("trial").sort_index()
-    for name in ("effective_rank", "effective_rank_share", "token_loss_docs", "token_budget"):
+    for name in ("effective_rank", "effective_rank_share", "loss_docs", "token_budget"):
         pd.testing.assert_series_equal(shown[name], stored[name])
 
 
@@ -119,7 +119,7 @@ def test_counter_examples_are_high_rank_with_poor_loss_and_low_rank_with_good_lo
     for cell in named.to_dict("records"):
         peers = found[(found["scale"] == cell["scale"]) & (found["token_budget"] == cell["token_budget"])]
         above = cell["example"] == "high rank, poor loss"
-        for metric in ("effective_rank", "token_loss_docs"):
+        for metric in ("effective_rank", "loss_docs"):
             middle = peers[metric].median()
             assert cell[metric] >= middle if above else cell[metric] <= middle
 

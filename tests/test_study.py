@@ -59,8 +59,8 @@ def test_axes_measures_and_the_losses_in_distribution_are_known(study: Study) ->
     assert varied <= set(study.axes)
     assert "seed" not in study.axes
     assert study.main_rank == "effective_rank"
-    assert study.main_loss == "token_loss_docs"
-    assert study.token_losses == ("token_loss_docs", *(f"token_loss_{name}" for name in sorted(DOMAINS[1:])))
+    assert study.main_loss == "loss_docs"
+    assert study.token_losses == ("loss_docs", *(f"loss_{name}" for name in sorted(DOMAINS[1:])))
     assert "effective_rank_share" in study.predictors
     assert "bits_per_byte_python" in study.outcomes
 
@@ -85,10 +85,10 @@ def test_an_unknown_sweep_is_refused_with_the_nearest_name(root: Path) -> None:
 
 def test_findings_of_a_store_are_the_rank_correlations_of_its_final_rows(root: Path, study: Study) -> None:
     with Store(root) as store:
-        final = store.sql("select effective_rank, token_loss_docs from final").pandas()
+        final = store.sql("select effective_rank, loss_docs from final").pandas()
     found = findings(study)
-    (one,) = [a for a in found.associations if (a.predictor, a.outcome) == ("effective_rank", "token_loss_docs")]
-    expected = np.corrcoef(final["effective_rank"].rank(), final["token_loss_docs"].rank())[0, 1]
+    (one,) = [a for a in found.associations if (a.predictor, a.outcome) == ("effective_rank", "loss_docs")]
+    expected = np.corrcoef(final["effective_rank"].rank(), final["loss_docs"].rank())[0, 1]
     assert one.n == len(final)
     assert one.raw.value == pytest.approx(expected, abs=1e-9)
     assert found.counts.states["diverged"] == 1

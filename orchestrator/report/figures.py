@@ -127,10 +127,19 @@ def other_losses(study: Study) -> Figure:
 
 def downstream(study: Study, key: str, title: str, kind: Kind) -> Figure:
     """Outcomes of one kind against the effective rank."""
-    rank, outcomes = study.main_rank, study.of_kind(kind)
+    rank = study.main_rank
+    outcomes = quantisation_costs(study) if kind == "quantize" else list(study.of_kind(kind))
     if rank is None or not outcomes:
         return absent(key, title, "not evaluated in this store")
     return _against(study, key, title, rank, outcomes[:MOST_PANELS])
+
+
+def quantisation_costs(study: Study, method: str = "") -> list[str]:
+    """How much loss on the training text goes up in fewer bits, by one method or all: the losses themselves, and those
+    on other texts, hardly tell more."""
+    main = study.measures[study.main_loss].dataset if study.main_loss is not None else None
+    found = [study.measures[name] for name in study.of_kind("quantize")]
+    return [m.name for m in found if "increase" in m.metric and m.dataset == main and m.metric.startswith(method)]
 
 
 def _against(study: Study, key: str, title: str, x: str, outcomes: Sequence[str]) -> Figure:

@@ -14,7 +14,7 @@ import altair as alt
 import pandas as pd
 
 from orchestrator.report import style
-from orchestrator.report.figures import Figure, Panel, absent, chart_of, records, zero_line
+from orchestrator.report.figures import Figure, Panel, absent, chart_of, quantisation_costs, records, zero_line
 from orchestrator.statistics import Association, Estimate, alignment, drop_repeated
 from orchestrator.study import Study, cells_sql
 
@@ -30,14 +30,17 @@ FORMS: Mapping[str, str] = {
 
 
 def shown_outcomes(study: Study) -> list[str]:
-    """Outcomes without the bits per byte of a text whose loss is there: they are the loss in another unit."""
+    """Outcomes that say something of their own: not the bits per byte of a text whose loss is there (they are the loss
+    in another unit), of quantised models only what GPTQ costs on the training text (the table has them all)."""
     losses = {study.measures[name].dataset for name in study.token_losses}
     twins = {
         name
         for name in study.of_kind("loss")
         if study.measures[name].unit == "bits/byte" and study.measures[name].dataset in losses
     }
-    return [*study.token_losses, *(name for name in study.outcomes if name not in twins | set(study.token_losses))]
+    quantised = set(study.of_kind("quantize")) - set(quantisation_costs(study, "gptq"))
+    left_out = twins | quantised | set(study.token_losses)
+    return [*study.token_losses, *(name for name in study.outcomes if name not in left_out)]
 
 
 def correlation_figures(study: Study, found: Sequence[Association]) -> list[Figure]:

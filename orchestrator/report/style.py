@@ -55,7 +55,7 @@ _AXIS_LABELS: Mapping[str, str] = {
 def label(study: Study, name: str, *, unit: bool = True) -> str:
     """A metric column in words: "effective rank (directions)", "loss on python (nats/token)"."""
     measure = study.measures[name]
-    words = "loss" if measure.metric == "token_loss" else measure.metric.replace("_", " ")
+    words = measure.metric.replace("_", " ")
     if measure.kind == "geometry" and measure.dataset is None:
         words += " of W"
     where = f" on {measure.dataset}" if measure.dataset else ""
