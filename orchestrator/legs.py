@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.identity import canonical_json
-from orchestrator.plan import Plan, Segment
+from orchestrator.plan import Plan
+from orchestrator.sharing import Segment
 from trainers.config import Frozen, Recipe
 
 

@@ -21,7 +21,7 @@ ORDER = {
     "trainers": "errors config scales schedule corpus tokens batches model head optim checkpoint loop __main__",
     "evaluators": "config metrics geometry suites loss evaluate actors __main__",
     "orchestrator": (
-        "spec presets identity plan corpora planpage schema store views query legs attempt tune evals progress run "
+        "spec presets identity sharing plan corpora planpage schema store views query legs attempt tune evals progress run "
         "status reference cli __main__"
     ),
     "orchestrator.store": "durable layout inbox registry sweeps",
