@@ -79,8 +79,9 @@ def _fresh(recipe: Recipe) -> dict[str, object]:
 def history_at(conditions: str, schedule: Sequence[Piece], step: int) -> str:
     """Digest of everything realised in steps 1 to `step`.
 
-    conditions  conditions_digest of the recipe; schedule: its pieces. The pieces stand for the float64 value of each step
-              (trainers.schedule): unlike a digest of the values, it is the same on every machine.
+    conditions  conditions_digest of the recipe
+    schedule    its pieces; they stand for the float64 value of each step (trainers.schedule), and unlike a digest of
+                the values theirs is the same on every machine
     """
     laws: list[list[object]] = []
     for piece in schedule:
