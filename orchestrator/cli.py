@@ -110,7 +110,21 @@ def data_prepare(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Make a corpus: documents, split, tokenizer, token files, manifest."""
-    raise NotImplementedError
+    from orchestrator.corpora import prepare_corpus, settings_of
+
+    settings = settings_of(
+        source,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        text_column=text_column,
+        domain_column=domain_column,
+    )
+    manifest = prepare_corpus(source, store, name, settings, again=again, say=out.print)
+    train = sum(split.tokens for split in manifest.splits if split.role == "mix" and split.split == "train")
+    out.print(
+        f"corpus '{manifest.name}' ({manifest.digest[:12]}): {train:,} training tokens, "
+        f"vocabulary {manifest.tokenizer.vocab_size:,}, domains {', '.join(manifest.domains)}"
+    )
 
 
 @data.command("list")

@@ -2,18 +2,29 @@
 
 store -> [corpora] -> plan, run
 in    the manifests of the prepared corpora
-out   CorpusFacts by name; a complete check of the token files before a session trains on them
+out   CorpusFacts by name; a complete check of the token files before a session trains on them; new corpora
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from evaluators.config import LossSettings
 from orchestrator.plan import Plan
 from orchestrator.presets import CorpusFacts
+from orchestrator.store.layout import create_or_open
+from trainers.corpus import SourceText
 from trainers.errors import InputError
-from trainers.tokens import read_manifest, verify
+from trainers.tokens import (
+    Manifest,
+    Settings,
+    TrainedTokenizer,
+    default_settings,
+    prepare,
+    read_manifest,
+    verify,
+)
 
 VERIFY_LIMIT_BYTES = 8 * 10**9  # above this, hashing before each session takes minutes: `geosweep data verify` does it
 
@@ -55,3 +66,36 @@ def require_corpora(root: Path, plan: Plan) -> None:
         folder = root / "corpora" / name
         if sum(file.stat().st_size for file in folder.glob("*.npy")) <= VERIFY_LIMIT_BYTES:
             verify(folder)
+
+
+def settings_of(
+    source: str, *, tokenizer: str | None, vocab_size: int | None, text_column: str | None, domain_column: str | None
+) -> Settings:
+    """The source's default settings with what the caller chose; InputError where a choice does not apply."""
+    settings = default_settings(source)
+    changes: dict[str, object] = {}
+    if tokenizer is not None and vocab_size is not None:
+        raise InputError("--vocab-size is for a tokenizer that is trained here; --tokenizer names one that exists")
+    if tokenizer is not None:
+        changes["tokenizer"] = tokenizer
+    if vocab_size is not None:
+        assert isinstance(settings.tokenizer, TrainedTokenizer)
+        changes["tokenizer"] = settings.tokenizer.model_copy(update={"vocab_size": vocab_size})
+    columns = {
+        name: value
+        for name, value in (("text_column", text_column), ("domain_column", domain_column))
+        if value is not None
+    }
+    if columns:
+        if not isinstance(settings.text, SourceText):
+            raise InputError("--text-column and --domain-column are for sources with columns; 'builtin' has none")
+        changes["text"] = settings.text.model_copy(update=columns)
+    return Settings.model_validate({**dict(settings), **changes})
+
+
+def prepare_corpus(
+    source: str, root: Path, name: str | None, settings: Settings, *, again: bool, say: Callable[[str], None]
+) -> Manifest:
+    """Make a corpus in the store at `root`; name None: "builtin", or the last part of the source without its ending."""
+    layout = create_or_open(root)
+    return prepare(source, layout.corpus(name or Path(source).stem), settings=settings, again=again, progress=say)

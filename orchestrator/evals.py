@@ -58,8 +58,8 @@ class Ledger:
     def _owed(self, evaluation: Evaluation) -> OwedEvaluation | None:
         folder = self._layout.checkpoint(evaluation.segment, evaluation.tokens)
         checkpoint = read_manifest(folder).checkpoint
-        key = key_of(METRICS, [checkpoint, evaluation.evaluator, evaluation.settings_digest, evaluation.version])
-        if (self._layout.inbox("metrics") / f"{key}.parquet").exists():
+        identity = [checkpoint, evaluation.evaluator, evaluation.settings_digest, evaluation.version]
+        if (self._layout.inbox("metrics") / f"{key_of(METRICS, identity)}.parquet").exists():
             return None
         return OwedEvaluation(evaluation=evaluation, checkpoint=checkpoint, folder=str(folder))
 

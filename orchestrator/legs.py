@@ -10,23 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 
 from orchestrator import identity
 from orchestrator.plan import Plan
-from orchestrator.sharing import Segment
+from orchestrator.sharing import HeldState, Segment
 from trainers.config import Frozen, Recipe
 from trainers.schedule import pieces
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldState:
-    """A checkpoint in the store that training can go on from, whichever sweep asked for it: weights and state."""
-
-    segment: str
-    tokens: int
-    history: str
 
 
 # --- what is left ---------------------------------------------------------------------------------------------------
@@ -44,7 +35,7 @@ def work_left(
                 starts from it, and is not if nothing does.
     """
     committed, starts = set(committed), _Starts(held)
-    gone = _with_descendants(plan.segments, lost)
+    gone = with_descendants(plan.segments, lost)
     asked = frozenset(plan.segment_by_id) - plan.forks
     continued: set[str] = set()  # segments that something left starts from
     left: list[Segment] = []
@@ -59,9 +50,10 @@ def work_left(
     return tuple(left[::-1])
 
 
-def _with_descendants(segments: Sequence[Segment], lost: Iterable[str]) -> set[str]:
+def with_descendants(segments: Sequence[Segment], lost: Iterable[str]) -> set[str]:
+    """Lost segments and all that would start from them. segments: parents before children"""
     gone = set(lost)
-    for segment in segments:  # parents before children
+    for segment in segments:
         if segment.parent in gone:
             gone.add(segment.id)
     return gone
@@ -127,7 +119,7 @@ class Leg(Frozen):
         return self.segments[-1].to_tokens
 
     def to_json(self) -> str:
-        return canonical_json(self.model_dump(mode="json"))
+        return identity.canonical_json(self.model_dump(mode="json"))
 
 
 class LegQueue:

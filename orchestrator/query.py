@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import csv
 import difflib
+import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +26,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
 import duckdb
 import pyarrow as pa
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
 from orchestrator import schema
 from orchestrator.store.durable import storage_faults
-from orchestrator.store.inbox import check_unit, list_units, read_unit
+from orchestrator.store.inbox import list_units, read_unit
 from orchestrator.store.layout import open_existing
 from orchestrator.views import (
     RESULT_COLUMNS_QUERY,
@@ -40,13 +40,16 @@ from orchestrator.views import (
     name_result_columns,
     results_views,
 )
-from trainers.errors import InputError, nearest
+from trainers.errors import EnvironmentFault, InputError, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
+Format = Literal["table", "csv", "json", "parquet"]
+
 _MEMORY = "1GiB"
+_READ_ONLY = "a query is one SELECT over the tables of the store; save its answer with --format and --out"
 _SCHEMA_HELP = "tables and columns: geosweep query --schema"
 _MISSING_COLUMN = re.compile(r'olumn (?:named )?"([^"]+)"')
 _MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
@@ -83,6 +86,34 @@ class Answer:
         return frame
 
 
+class _Curves:
+    """The rows of curves, read from the files anew for each query: the one table that may be larger than memory."""
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+        self._fault: EnvironmentFault | None = None
+
+    def __arrow_c_schema__(self) -> object:
+        return schema.CURVES.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(schema.CURVES.schema, self._batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def take_fault(self) -> EnvironmentFault | None:
+        """What broke the last query, if a file did: DuckDB passes on an error's text, not the error."""
+        fault, self._fault = self._fault, None
+        return fault
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        for path in self.paths:
+            try:
+                yield from read_unit(path, schema.CURVES).to_batches()
+            except EnvironmentFault as fault:
+                self._fault = fault
+                raise
+
+
 class Store:
     """The tables and views of one store, as they were at the last `refresh` (or the opening).
 
@@ -97,9 +128,10 @@ class Store:
         """
         self._layout = open_existing(Path(root))
         self._units: dict[str, dict[Path, pa.Table]] = {name: {} for name in schema.TABLES if name != "curves"}
-        self._curves: list[Path] = []
+        self._curves = _Curves()
         self._columns: list[ResultColumn] = []
         self._database = _connect()
+        self._database.register("stored_curves", self._curves)
         self.refresh()
 
     def __enter__(self) -> Self:
@@ -117,8 +149,9 @@ class Store:
             spec = schema.TABLES[name]
             new = [path for path in list_units(self._layout, name) if path not in known]
             known.update({path: read_unit(path, spec) for path in new})
-            self._database.register(f"stored_{name}", pa.concat_tables([spec.schema.empty_table(), *known.values()]))
-        self._register_curves()
+            batches = [batch for unit in known.values() for batch in unit.to_batches()]
+            self._database.register(f"stored_{name}", pa.Table.from_batches(batches, spec.schema))
+        self._curves.paths = list_units(self._layout, "curves")
         self._make_views()
 
     def sql(self, text: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Answer:
@@ -130,11 +163,9 @@ class Store:
         """
         try:
             relation = self._database.sql(_one_select(text, self._database), params=params)
-            return Answer(relation.to_arrow_table())
+            return Answer(_sums_as_int64(relation.to_arrow_table()))
         except duckdb.Error as error:
-            if isinstance(error, _SCAN_FAILURES):
-                self._check_curves()
-            raise self._refusal(error) from error
+            raise self._curves.take_fault() or self._refusal(error) from error
 
     def table(self, name: str) -> Answer:
         """All rows of one table or view."""
@@ -165,29 +196,10 @@ class Store:
             ]
         return rows
 
-    def _register_curves(self) -> None:
-        """Curves are the one big table: only their footers are read now, and a query reads what it needs."""
-        known = set(self._curves)
-        self._curves = list_units(self._layout, "curves")
-        for path in self._curves:
-            if path not in known:
-                check_unit(path, schema.CURVES)
-        checked = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
-        form = pads.ParquetFileFormat(default_fragment_scan_options=checked)
-        files = pads.dataset([str(path) for path in self._curves], schema=schema.CURVES.schema, format=form)
-        self._database.register("stored_curves", files)
-
-    def _check_curves(self) -> None:
-        """Name the damaged file, where one is why a query failed."""
-        for path in self._curves:
-            read_unit(path, schema.CURVES)
-
     def _make_views(self) -> None:
         self._create(TABLE_VIEWS)
         self._create(STATE_VIEWS)
         self._columns = name_result_columns(self._database.sql(RESULT_COLUMNS_QUERY).to_arrow_table().to_pylist())
-        named = pa.Table.from_pylist([asdict(c) for c in self._columns], schema=schema.VIEWS["result_columns"].schema)
-        self._database.register("result_columns", named)
         self._create(results_views(self._columns))
 
     def _create(self, views: Mapping[str, str]) -> None:
@@ -215,13 +227,6 @@ class Store:
         return f"; nearest is '{near[0]}'" if near else ""  # all the columns there are would be no hint
 
 
-_SCAN_FAILURES = (duckdb.InvalidInputException, duckdb.IOException, duckdb.InternalException)
-_READ_ONLY = "a query is one SELECT over the tables of the store; save its answer with --format and --out"
-
-
-Format = Literal["table", "csv", "json", "parquet"]
-
-
 def _connect() -> duckdb.DuckDBPyConnection:
     """A DuckDB in memory that can reach no file, no network and no Python variable, and stays so."""
     database = duckdb.connect(
@@ -239,6 +244,15 @@ def _connect() -> duckdb.DuckDBPyConnection:
     database.execute("set TimeZone = 'UTC'")
     database.execute("set lock_configuration = true")
     return database
+
+
+def _sums_as_int64(rows: pa.Table) -> pa.Table:
+    """DuckDB sums int64 to 128 bits, which Arrow has as a decimal; a sum that fits is a count like any other."""
+    for place, field in enumerate(rows.schema):
+        if field.type == pa.decimal128(38, 0):
+            with suppress(pa.ArrowInvalid):
+                rows = rows.set_column(place, field.name, rows.column(place).cast(pa.int64()))
+    return rows
 
 
 def _one_select(text: str, database: duckdb.DuckDBPyConnection) -> duckdb.Statement:
@@ -273,7 +287,11 @@ def write_result(rows: pa.Table, form: Format, out: TextIO | Path, limit: int = 
         with storage_faults(out, "the answer was not saved"):
             pq.write_table(rows, out, compression="zstd", write_page_checksum=True)
         return
-    writers = {"table": partial(_write_table, limit=limit), "csv": _write_csv, "json": _write_json}
+    writers: dict[str, Callable[[pa.Table, TextIO], None]] = {
+        "table": partial(_write_table, limit=limit),
+        "csv": _write_csv,
+        "json": _write_json,
+    }
     if form not in writers:
         raise InputError(f"'{form}' is not an output format{nearest(form, [*writers, 'parquet'])}")
     with _opened(out) as stream:
@@ -353,4 +371,21 @@ def _json_value(value: Any) -> Any:
         return [_json_value(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
     return value if value is None or isinstance(value, str | int | float) else _plain_text(value)
+
+
+def questions(path: Path) -> list[tuple[str, str]]:
+    """The SELECTs of a file, each with the comment above it as its title; they end with a semicolon at a line's end."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    found = []
+    for part in re.split(r";[ \t]*(?:\n|$)", text):
+        lines = [line.strip() for line in part.strip().splitlines()]
+        title = " ".join(line.lstrip("- ") for line in itertools.takewhile(lambda line: line.startswith("--"), lines))
+        if any(line and not line.startswith("--") for line in lines):
+            found.append((title, part))
+    return found

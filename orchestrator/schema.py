@@ -23,6 +23,7 @@ INT = pa.int64()
 DOUBLE = pa.float64()
 BOOL = pa.bool_()
 TIME = pa.timestamp("us", tz="UTC")
+STRINGS = pa.list_(pa.field("element", STRING))  # as Parquet calls the items of a list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ TRIALS = Table(
         _SWEEP,
         _REVISION,
         _TRIAL,
-        _column("grids", pa.list_(STRING), "names of the grids that hold this cell"),
+        _column("grids", STRINGS, "names of the grids that hold this cell"),
         _column("family", STRING, "model family: olmo, pythia, ..."),
         _column("scale", STRING, "name of the model scale"),
         _column("params_all", INT, "all parameters", "parameters"),
@@ -146,6 +147,7 @@ CHAINS = Table(
         _nullable("parent", STRING, "segment that this one continues; null for fresh weights"),
         _column("from_tokens", INT, "tokens seen at its start", "tokens"),
         _column("to_tokens", INT, "tokens seen at its end", "tokens"),
+        _column("asked", BOOL, "the sweep wants a checkpoint at its end; false: it ends where trials part"),
     ),
 )
 
@@ -190,9 +192,10 @@ SEGMENTS = Table(
 
 CHECKPOINTS = Table(
     name="checkpoints",
-    meaning="one row per committed checkpoint",
-    key=("checkpoint",),
-    unit=("checkpoint",),
+    meaning="one row per committed segment: the checkpoint at its end",
+    # Trials that train alone, though they could share, leave equal checkpoints at the ends of segments of their own.
+    key=("checkpoint", "segment"),
+    unit=("checkpoint", "segment"),
     columns=(
         _CHECKPOINT,
         _SEGMENT,
@@ -230,7 +233,7 @@ METRICS = Table(
     unit=("checkpoint", "evaluator", "settings_digest", "evaluator_version"),
     columns=(
         _CHECKPOINT,
-        _SEGMENT,
+        _circumstance("segment", STRING, "a segment that ended with this checkpoint"),
         _TOKENS,
         *_EVALUATION,
         _column("metric", STRING, "name of the metric; 'evaluation_failed' when the evaluation could not be done"),

@@ -50,6 +50,15 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldState:
+    """A checkpoint in the store that training can go on from, whichever sweep asked for it: weights and state."""
+
+    segment: str
+    tokens: int
+    history: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
     """What one trial wants of the planner.
 

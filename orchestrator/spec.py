@@ -398,6 +398,8 @@ def _problem(item: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
         case "literal_error" | "enum":
             allowed = [word.strip().strip("'") for word in re.split(r",| or ", item["ctx"]["expected"])]
             return f"{where}: {given!r} is not allowed; allowed: {', '.join(allowed)}"
+        case "too_short":
+            return f"{where}: is empty, at least one is needed"
         case "float_parsing" | "float_type":
             return f"{where}: {given!r} is {_kind(given)}, a number is needed"
         case _:
@@ -439,7 +441,7 @@ def _evaluator_fields(raw: Mapping[str, Any], path: tuple[int | str, ...]) -> li
 
 
 def _without_faulty_axes(spec: SweepSpec) -> tuple[SweepSpec, list[str]]:
-    """Check each value of each axis against its field; keep the good ones, and the grids that still have every axis."""
+    """Check each value of each axis against its field; keep the good ones, drop a grid that loses an axis."""
     problems: list[str] = []
     grids = []
     for index, grid in enumerate(spec.grids):
@@ -449,12 +451,10 @@ def _without_faulty_axes(spec: SweepSpec) -> tuple[SweepSpec, list[str]]:
             unknown = [field for field in axis_fields(key) if field not in AXES]
             problems += [f"{where}: no such field '{field}'{nearest(field, AXES)}" for field in unknown]
             if not unknown:
-                kept, faults = _check_values(spec.base, key, values, where)
+                good[key], faults = _check_values(spec.base, key, values, where)
                 problems += faults
-                if kept:
-                    good[key] = kept
         problems += _fields_in_two_axes(index, grid)
-        if len(good) == len(grid.axes):
+        if all(good.values()):
             grids.append(grid.model_copy(update={"axes": good}))
     problems += _doubled_names(spec)
     return spec.model_copy(update={"grids": tuple(grids)}), problems

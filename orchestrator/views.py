@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 from orchestrator.schema import TABLES, TRIALS
@@ -41,7 +41,8 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
             select c.sweep, c.revision, c.trial, c.position, c.segment, k.tokens, k.checkpoint
             from chains c
             join latest using (sweep, revision)
-            join checkpoints k on k.segment = c.segment and k.tokens = c.to_tokens""",
+            join checkpoints k on k.segment = c.segment and k.tokens = c.to_tokens
+            where c.asked""",
         # Of two versions of one evaluator, a sweep is asked about the newer only.
         "evaluations": """
             with current_asked as (
@@ -72,13 +73,14 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
         "owed": "select * from evaluations where state in ('ready', 'waiting')",
         "cells": """
             with chain as (
-                select c.sweep, c.revision, c.trial, c.position, c.segment, k.tokens, s.state, s.reason
+                select c.sweep, c.revision, c.trial, c.position, c.segment, c.asked, k.tokens, s.state, s.reason
                 from chains c
                 left join checkpoints k on k.segment = c.segment and k.tokens = c.to_tokens
                 left join segments s on s.segment = c.segment
             ), trained as (
                 select sweep, revision, trial, coalesce(max(tokens), 0) as tokens,
-                    count(*) as checkpoints_asked, count(tokens) as checkpoints_done,
+                    count(*) filter (where asked) as checkpoints_asked,
+                    count(tokens) filter (where asked) as checkpoints_done, count(tokens) > 0 as begun,
                     bool_or(coalesce(state, '') = 'diverged') as diverged,
                     bool_or(coalesce(state, '') = 'failed' and tokens is null) as failed,
                     arg_min(reason, position) filter (where tokens is null) as reason
@@ -101,7 +103,7 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
             )
             select sweep, revision, trial,
                 case when diverged then 'diverged' when failed then 'failed'
-                    when checkpoints_done = 0 then 'waiting' when checkpoints_done < checkpoints_asked then 'training'
+                    when not begun then 'waiting' when checkpoints_done < checkpoints_asked then 'training'
                     when evaluations_done + evaluations_failed < evaluations_asked then 'evaluating'
                     else 'complete' end as state,
                 tokens, token_budget, checkpoints_done, checkpoints_asked,
@@ -145,6 +147,9 @@ class ResultColumn:
     unit: str
 
 
+_FIELDS = tuple(field.name for field in fields(ResultColumn))
+
+
 def name_result_columns(found: Sequence[Mapping[str, object]]) -> list[ResultColumn]:
     """Give each stored (evaluator, settings, metric, dataset, split, layer) a column name of its own.
 
@@ -162,7 +167,7 @@ def name_result_columns(found: Sequence[Mapping[str, object]]) -> list[ResultCol
 
 
 def results_views(columns: Sequence[ResultColumn]) -> dict[str, str]:
-    """SQL of results and final; reads a table result_columns that holds `columns`."""
+    """SQL of result_columns, results and final for these metric columns."""
     values = [f"max(value) filter (where name = '{c.name}') as \"{c.name}\"" for c in columns]
     results = f"""
         with named as (
@@ -175,7 +180,11 @@ def results_views(columns: Sequence[ResultColumn]) -> dict[str, str]:
         from trials t
         join trial_checkpoints p using (sweep, revision, trial)
         left join wide on wide.sweep = p.sweep and wide.checkpoint = p.checkpoint"""
-    return {"results": results, "final": "select * from results where tokens = token_budget"}
+    return {
+        "result_columns": _listed(columns),
+        "results": results,
+        "final": "select * from results where tokens = token_budget",
+    }
 
 
 def _names(row: Mapping[str, object]) -> Iterator[str]:
@@ -191,3 +200,17 @@ def _names(row: Mapping[str, object]) -> Iterator[str]:
     with_settings = f"{plain}_{str(row['settings_digest'])[:6]}"
     yield with_settings
     yield from (f"{with_settings}_{n}" for n in itertools.count(2))
+
+
+def _listed(columns: Sequence[ResultColumn]) -> str:
+    """SQL of a table that holds `columns`, of the same types when there are none."""
+    typed = ", ".join(f"cast({name} as {'bigint' if name == 'layer' else 'varchar'}) as {name}" for name in _FIELDS)
+    rows = [[_literal(getattr(column, name)) for name in _FIELDS] for column in columns]
+    values = ", ".join(f"({', '.join(row)})" for row in rows or [["null"] * len(_FIELDS)])
+    return f"select {typed} from (values {values}) as listed ({', '.join(_FIELDS)}) where name is not null"
+
+
+def _literal(value: str | int | None) -> str:
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return "null" if value is None else str(value)

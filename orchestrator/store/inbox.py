@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import numbers
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from orchestrator.schema import BOOL, DOUBLE, FORMAT_VERSION, INT, STRING, TABLES, TIME, Column, Table
+from orchestrator.schema import BOOL, DOUBLE, FORMAT_VERSION, INT, STRING, STRINGS, TABLES, TIME, Column, Table
 from orchestrator.store.durable import storage_faults, write_new
 from orchestrator.store.layout import StoreLayout
 from trainers.errors import EnvironmentFault, GeosweepError, InputError, nearest
@@ -31,13 +33,18 @@ from trainers.errors import EnvironmentFault, GeosweepError, InputError, nearest
 Rows: TypeAlias = pa.Table | Sequence[Mapping[str, Any]]
 
 _RESTORE = "restore it from a copy of the store, or move it out of the store and run the sweep again: it is made again"
-_ACCEPTED: Mapping[pa.DataType, type | tuple[type, ...]] = {
+_UNREADABLE = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+)  # what pyarrow raises on damaged bytes; bad UTF-8 is a ValueError
+_ACCEPTED: Mapping[pa.DataType, type | tuple[type, ...]] = {  # besides bool and datetime
     STRING: str,
     INT: numbers.Integral,  # numpy's integers and floats are registered as these
     DOUBLE: numbers.Real,
-    BOOL: (bool, np.bool_),
-    TIME: datetime,
-    pa.list_(STRING): (list, tuple),
+    BOOL: np.bool_,
+    TIME: (),
+    STRINGS: (list, tuple),
 }
 _ENCODINGS = {INT: "DELTA_BINARY_PACKED", DOUBLE: "BYTE_STREAM_SPLIT"}
 
@@ -116,10 +123,10 @@ def conform(spec: Table, rows: Rows) -> pa.Table:
 
 
 def encode(unit: pa.Table) -> bytes:
-    """A unit as Parquet with a checksum on every page."""
+    """A unit as Parquet with a checksum on every page; no checksum covers the row count, so it is written twice."""
     sink = pa.BufferOutputStream()
     pq.write_table(
-        unit,
+        unit.replace_schema_metadata({**unit.schema.metadata, "geosweep_rows": str(unit.num_rows)}),
         sink,
         compression="zstd",
         use_dictionary=[field.name for field in unit.schema if field.type == STRING],
@@ -143,23 +150,18 @@ def read_unit(path: Path, spec: Table) -> pa.Table:
             newer geosweep wrote; each names the file
     """
     with storage_faults(path, "it was not read"):
-        data = pa.py_buffer(path.read_bytes())
-    footer = _checked_footer(path, spec, data)
+        data = path.read_bytes()
+    footer = _checked_footer(path, spec, io.BytesIO(data))
     try:
-        unit = pq.ParquetFile(pa.BufferReader(data), metadata=footer, page_checksum_verification=True).read(
-            use_threads=False
-        )
-    except (pa.ArrowException, OSError) as error:
+        file = pq.ParquetFile(pa.BufferReader(data), metadata=footer, page_checksum_verification=True)
+        unit = file.read(use_threads=False)
+    except _UNREADABLE as error:
         raise EnvironmentFault("corrupt_file", f"{path}: damaged ({error})", _RESTORE) from error
+    if str(unit.num_rows).encode() != footer.metadata.get(b"geosweep_rows"):
+        raise EnvironmentFault("corrupt_file", f"{path}: damaged (its row count)", _RESTORE)
     if not unit.num_rows or path.stem != unit_key(spec, unit):
         raise EnvironmentFault("corrupt_file", f"{path}: its name is not the key of its rows", _RESTORE)
-    return unit
-
-
-def check_unit(path: Path, spec: Table) -> None:
-    """As read_unit, for the footer alone: format, table, columns."""
-    with storage_faults(path, "it was not read"), path.open("rb") as file:
-        _checked_footer(path, spec, file)
+    return unit.replace_schema_metadata(spec.schema.metadata)
 
 
 def _spec(table: str) -> Table:
@@ -184,36 +186,34 @@ def _columns_of_rows(spec: Table, rows: Sequence[Mapping[str, Any]]) -> tuple[li
     columns = []
     for column in spec.columns:
         values = [row[column.name] for row in rows]
-        wrong = next((v for v in values if not _fits(v, column)), None)
+        wrong = next((value for value in values if not _fits(value, column.type)), None)
         if wrong is not None:
             problems.append(f"{column.name}: {wrong!r} is given, {_wanted(column)} is needed")
             continue
-        columns.append(pa.array(values, type=column.type))
+        try:
+            columns.append(pa.array(values, type=column.type))
+        except (pa.ArrowException, ValueError, OverflowError) as error:  # 2**70, a lone surrogate, a list of numbers
+            problems.append(f"{column.name}: {error}")
     return columns, problems
 
 
-def _fits(value: Any, column: Column) -> bool:
-    """Whether a value is of the column's type as it stands (an int is a double too, a bool is no number)."""
-    if value is None:
-        return True  # whether a null may be here is looked at for the whole table
-    if not isinstance(value, _ACCEPTED[column.type]) or (isinstance(value, bool) and column.type != BOOL):
-        return False
+def _fits(value: Any, type_: pa.DataType) -> bool:
+    """Whether a value is of the type as it stands: an int is a double too, a bool is no number; nulls come later."""
     if isinstance(value, datetime):
-        return value.tzinfo is not None
-    try:
-        pa.scalar(value, type=column.type)
-    except (pa.ArrowException, ValueError, OverflowError):  # 2**70, a lone surrogate, a list of other things
-        return False
-    return True
+        return bool(type_ == TIME) and value.tzinfo is not None
+    if isinstance(value, bool):
+        return bool(type_ == BOOL)
+    return value is None or isinstance(value, _ACCEPTED[type_])
 
 
 def _wanted(column: Column) -> str:
     return "a time with time zone" if pa.types.is_timestamp(column.type) else str(column.type)
 
 
-def _name_problems(spec: Table, names: Sequence[str] | Mapping[str, Any]) -> list[str]:
-    unknown = [f"{name}: no such column{nearest(name, spec.names)}" for name in names if name not in spec.names]
-    return unknown + [f"{name}: this column is missing" for name in spec.names if name not in names]
+def _name_problems(spec: Table, names: Iterable[str]) -> list[str]:
+    given, known = set(names), set(spec.names)
+    unknown = [f"{name}: no such column{nearest(name, known)}" for name in sorted(given - known)]
+    return unknown + [f"{name}: this column is missing" for name in sorted(known - given)]
 
 
 def _null_problems(spec: Table, unit: pa.Table) -> list[str]:
@@ -248,37 +248,49 @@ def _differences(spec: Table, *, stored: pa.Table, given: pa.Table) -> list[str]
     return lines
 
 
-def _checked_footer(path: Path, spec: Table, source: Any) -> pq.FileMetaData:
-    """The Parquet footer, if it is one of ours; looked at before Arrow makes any type out of it."""
+def _checked_footer(path: Path, spec: Table, file: BinaryIO) -> pq.FileMetaData:
+    """The Parquet footer, if it is one that publish wrote; EnvironmentFault that names the file otherwise."""
+    if any(mark in _raw_footer(file) for mark in _EXTENSION_MARKS):
+        what = f"{path}: not one of ours: it has a column of an Arrow extension type"
+        raise EnvironmentFault("corrupt_file", what, _RESTORE)
     try:
-        footer = pq.read_metadata(pa.BufferReader(source) if isinstance(source, pa.Buffer) else source)
-    except (pa.ArrowException, OSError) as error:
+        footer = pq.read_metadata(file)
+        columns = footer.schema.to_arrow_schema()
+    except _UNREADABLE as error:
         raise EnvironmentFault("corrupt_file", f"{path}: not a whole Parquet file ({error})", _RESTORE) from error
     notes = footer.metadata or {}
     written = notes.get(b"geosweep_format", b"").decode(errors="replace")
     if written.isdigit() and int(written) > FORMAT_VERSION:
         what = f"{path}: written in format {written}, this geosweep reads {FORMAT_VERSION}"
         raise EnvironmentFault("newer_format", what, "upgrade geosweep: pip install --upgrade geosweep")
-    problem = _foreign(spec, footer, notes, written)
-    if problem:
-        raise EnvironmentFault("corrupt_file", f"{path}: not a file of table {spec.name}: {problem}", _RESTORE)
+    if written != str(FORMAT_VERSION) or notes.get(b"geosweep_table", b"") != spec.name.encode():
+        raise EnvironmentFault("corrupt_file", f"{path}: not one of ours, or not of table {spec.name}", _RESTORE)
+    if not columns.equals(spec.schema):
+        raise EnvironmentFault("corrupt_file", f"{path}: its columns are not those of table {spec.name}", _RESTORE)
     return footer
 
 
-def _foreign(spec: Table, footer: pq.FileMetaData, notes: Mapping[bytes, bytes], written: str) -> str:
-    """Why a footer is not one that publish wrote; '' when it is.
+def _raw_footer(file: BinaryIO) -> bytes:
+    """The bytes that Parquet keeps its schema in; of a damaged file, some bytes."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 8))
+    length = int.from_bytes(file.read(4), "little")
+    file.seek(max(0, size - 8 - length))
+    footer = file.read(length)
+    file.seek(0)
+    return footer
 
-    An Arrow extension type may run code of its own when a schema is made (Ray's unpickles), so its mark is looked for
-    in the stored bytes before that.
-    """
-    if written != str(FORMAT_VERSION) or notes.get(b"geosweep_table", b"").decode(errors="replace") != spec.name:
-        return "geosweep did not write it for this table"
-    try:
-        stored_schema = base64.b64decode(notes.get(b"ARROW:schema", b""), validate=True)
-    except ValueError:
-        return "its Arrow schema cannot be decoded"
-    if b"ARROW:extension" in stored_schema:
-        return "it has a column of an Arrow extension type"
-    if not footer.schema.to_arrow_schema().equals(spec.schema):
-        return "its columns are not those of this table"
-    return ""
+
+def _in_base64(text: bytes) -> tuple[bytes, ...]:
+    """How base64 shows a text inside a longer one: three ways, by where the text begins."""
+    shown = []
+    for before in range(3):
+        encoded = base64.b64encode(b"\0" * before + text).rstrip(b"=")
+        whole = len(encoded) - (1 if (before + len(text)) % 3 else 0)  # the last digit also holds what follows
+        shown.append(encoded[(before * 8 + 5) // 6 : whole])
+    return tuple(shown)
+
+
+# pyarrow makes the stored Arrow types as soon as it opens a file, and an extension type may then run code of its own
+# (Ray's unpickles). So their mark is looked for in the raw footer, where Arrow's schema is kept as base64.
+_EXTENSION_MARKS = _in_base64(b"ARROW:extension")

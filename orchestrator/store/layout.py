@@ -107,6 +107,7 @@ def create_or_open(root: Path) -> StoreLayout:
     if not layout.marker.exists():
         write_new(layout.marker, _new_marker(), layout.temporary())
     _read_marker(layout)
+    _try_writing(layout)
     _remove_leftovers(layout.root / "temporary")
     return layout
 
@@ -163,6 +164,13 @@ def _read_marker(layout: StoreLayout) -> StoreMarker:
     except ValueError as error:  # no UTF-8, no JSON, or not this model
         what = f"{layout.marker}: not the marker of a store ({len(data)} bytes); the store was not opened"
         raise EnvironmentFault("corrupt_file", what, "restore this file from a copy of the store") from error
+
+
+def _try_writing(layout: StoreLayout) -> None:
+    """Find out now, not after hours of training, that this file system takes what publishing needs."""
+    trial = layout.temporary()
+    write_new(trial, b"", layout.temporary())
+    trial.unlink()
 
 
 def _remove_leftovers(folder: Path) -> None:

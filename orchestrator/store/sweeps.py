@@ -72,6 +72,7 @@ def _plan_json(plan: Plan) -> str:
             "grids": list(trial.grids),
             "varied": dict(trial.varied),
             "chain": list(trial.chain),
+            "checkpoints": list(trial.checkpoints),
             "recipe": trial.recipe.model_dump(mode="json"),
             "sources": dict(trial.sources),
         }
@@ -116,6 +117,7 @@ def _trial_row(plan: Plan, trial: Trial) -> dict[str, Any]:
 
 def _chain_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     for trial in plan.trials:
+        asked = set(trial.checkpoints)
         for position, id in enumerate(trial.chain):
             segment = plan.segment_by_id[id]
             yield {
@@ -127,6 +129,7 @@ def _chain_rows(plan: Plan) -> Iterator[dict[str, Any]]:
                 "parent": segment.parent,
                 "from_tokens": segment.from_tokens,
                 "to_tokens": segment.to_tokens,
+                "asked": id in asked,
             }
 
 

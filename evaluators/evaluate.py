@@ -1,0 +1,74 @@
+"""One checkpoint and one evaluator's settings in, metric values out.
+
+checkpoint folder, EvaluatorSettings -> [evaluate] -> metric values -> store
+in    a folder that trainers.checkpoint wrote; for losses the folder of prepared corpora
+out   the same values for the same checkpoint and settings, on any day (CPU, same threads)
+not   Ray, a store; threads are the caller's to set
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from evaluators.config import EvaluatorSettings, GeometrySettings, LossSettings
+from evaluators.geometry import unembedding_geometry
+from evaluators.loss import suite_losses
+from evaluators.metrics import MetricValue, Plain
+from evaluators.suites import open_suite
+from trainers.checkpoint import load_model, read_manifest, read_tensor
+from trainers.errors import InputError
+
+
+def evaluate(
+    checkpoint_dir: Path, settings: EvaluatorSettings, *, corpora: Path, device: str = "cpu"
+) -> list[MetricValue]:
+    """All values of one evaluation.
+
+    corpora    folder of the prepared corpora: suites are found there by name
+    device     "cpu" or "cuda"; geometry is always computed on the CPU
+    raises     InputError if the folder is no checkpoint, its weights hold nan or inf, or the suite does not fit it;
+               EnvironmentFault if a file is corrupt
+    """
+    return EVALUATORS[settings.evaluator](checkpoint_dir, settings, corpora, device)
+
+
+def _geometry(checkpoint_dir: Path, settings: GeometrySettings, corpora: Path, device: str) -> list[MetricValue]:  # noqa: ARG001
+    """Reads the unembedding and no other tensor."""
+    manifest = read_manifest(checkpoint_dir)
+    weight_RD = read_tensor(checkpoint_dir, manifest.unembedding)
+    convention: dict[str, Plain] = {
+        "matrix": "unembedding",
+        "tensor": manifest.unembedding,
+        "tied": manifest.recipe.model.tied,
+        "dtype": str(weight_RD.dtype).removeprefix("torch."),
+    }
+    try:
+        return unembedding_geometry(weight_RD, manifest.recipe.model.vocab_size, settings, convention)
+    except InputError as error:
+        raise _about(checkpoint_dir, f"{manifest.unembedding}: {error.headline}", error.problems) from None
+
+
+def _loss(checkpoint_dir: Path, settings: LossSettings, corpora: Path, device: str) -> list[MetricValue]:
+    recipe = read_manifest(checkpoint_dir).recipe
+    suite = open_suite(settings.suite, corpora, recipe.data)
+    network = load_model(checkpoint_dir)
+    _refuse_non_finite(checkpoint_dir, network)
+    return suite_losses(network, suite, settings, recipe.model.context, device)
+
+
+EVALUATORS: Mapping[str, Callable[[Path, Any, Path, str], list[MetricValue]]] = {"geometry": _geometry, "loss": _loss}
+
+
+def _refuse_non_finite(checkpoint_dir: Path, network: PreTrainedModel) -> None:
+    bad = [name for name, tensor in network.named_parameters() if not bool(torch.isfinite(tensor).all())]
+    if bad:
+        raise _about(checkpoint_dir, f"non_finite: {len(bad)} tensors hold nan or inf", [", ".join(bad[:5])])
+
+
+def _about(checkpoint_dir: Path, headline: str, problems: list[str] | tuple[str, ...]) -> InputError:
+    return InputError(f"{checkpoint_dir}: {headline}", problems, "nothing was measured; evaluate an earlier checkpoint")

@@ -1,0 +1,43 @@
+"""What several test files need: a store with a small built-in corpus, made once a session from real text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: tests share two cores
+
+import pytest
+
+from trainers.corpus import BUILTIN_TEXT
+from trainers.tokens import Settings, TrainedTokenizer, prepare
+
+SMALL_TEXT = BUILTIN_TEXT.model_copy(
+    update={
+        "domains": tuple(
+            domain.model_copy(update={"max_bytes": 600_000 if domain.role == "mix" else 150_000})
+            for domain in BUILTIN_TEXT.domains
+        ),
+        "max_characters": 10_000,
+    }
+)
+SMALL = Settings(text=SMALL_TEXT, tokenizer=TrainedTokenizer(vocab_size=500, sample_bytes=200_000), shard_tokens=2**26)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small built-in corpus with a vocabulary of 500; read it, do not change it."""
+    folder = tmp_path_factory.mktemp("corpora") / "builtin"
+    prepare("builtin", folder, settings=SMALL)
+    return folder
+
+
+@pytest.fixture
+def store_root(tmp_path: Path, corpus: Path) -> Path:
+    """A new store that holds the small corpus as 'builtin'."""
+    from orchestrator.store.layout import create_or_open
+
+    layout = create_or_open(tmp_path / "store")
+    shutil.copytree(corpus, layout.corpus("builtin"))
+    return layout.root

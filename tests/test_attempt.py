@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_spec import sweep_file
+
+from orchestrator.attempt import Attempt, Progress
+from orchestrator.corpora import corpus_facts
+from orchestrator.legs import Leg, LegQueue
+from orchestrator.plan import Plan, load_plan
+from orchestrator.query import Store
+from orchestrator.store import registry
+from orchestrator.store.layout import StoreLayout
+from orchestrator.store.sweeps import submit
+from trainers.errors import EnvironmentFault
+from trainers.loop import Execution
+
+ONE_THREAD = Execution(device="cpu", threads=1, micro_batch=None, compile=False)
+BASE = {"preset": "tiny", "scale": "tiny-32", "context": 32, "token_budget": 8192, "batch_size": 8}
+
+
+def never() -> bool:
+    return False
+
+
+def planned(root: Path, **changes: Any) -> Plan:
+    """The plan of a small sweep, submitted to the store at `root`."""
+    text = sweep_file(**{"base": BASE, "grids": [{"name": "one", "axes": {"seed": [0]}}], **changes})
+    _, plan = load_plan(text, "small.yaml", corpus_facts(root))
+    submit(StoreLayout(root), text, plan)
+    return plan
+
+
+def only_leg(plan: Plan, committed: set[str] = frozenset()) -> Leg:  # type: ignore[assignment]
+    leg = LegQueue(plan, committed, ()).take()
+    assert leg is not None
+    return leg
+
+
+def begin(root: Path, leg: Leg, rescue_s: float = 600.0) -> Attempt:
+    layout = StoreLayout(root)
+    number = registry.next_attempt(layout, leg.segments[0].id)
+    return Attempt(layout, "small", leg, ONE_THREAD, rescue_s=rescue_s, attempt=number)
+
+
+def train(root: Path, leg: Leg) -> Progress:
+    return begin(root, leg).advance(60.0, never)
+
+
+def stored(root: Path) -> list[Any]:
+    with Store(root) as store:
+        return [
+            store.sql("select segment, tokens, checkpoint from checkpoints order by all").rows(),
+            store.sql("select segment, step, loss, grad_norm from curves order by all").rows(),
+            store.sql("select segment, state, tokens_trained from segments order by all").rows(),
+        ]
+
+
+@pytest.fixture
+def other_root(tmp_path: Path, store_root: Path) -> Path:
+    """A second store with the same corpus."""
+    return Path(shutil.copytree(store_root, tmp_path / "other"))
+
+
+def test_an_attempt_commits_every_checkpoint_of_its_leg_with_the_curve(store_root: Path) -> None:
+    plan = planned(store_root)
+    progress = train(store_root, only_leg(plan))
+    assert (progress.state, progress.tokens) == ("committed", 8192)
+    checkpoints, curve, segments = stored(store_root)
+    assert [row["tokens"] for row in checkpoints] == [0, 4096, 8192]
+    assert [row["step"] for row in curve] == list(range(1, 33))
+    assert [row["tokens_trained"] for row in segments] == [0, 4096, 4096]
+
+
+def test_an_attempt_killed_after_any_slice_is_continued_with_the_same_bits(store_root: Path, other_root: Path) -> None:
+    train(store_root, only_leg(planned(store_root)))
+    leg = only_leg(planned(other_root))
+    for _ in range(200):  # each attempt is dropped after one short slice, as a kill would
+        if begin(other_root, leg, rescue_s=0.0).advance(0.01, never).state == "committed":
+            break
+    assert stored(other_root) == stored(store_root)
+
+
+def test_a_stop_leaves_a_rescue_that_the_commit_removes(store_root: Path, other_root: Path) -> None:
+    train(store_root, only_leg(planned(store_root)))
+    leg = only_leg(planned(other_root))
+    steps = iter(range(20))
+    progress = begin(other_root, leg).advance(60.0, lambda: next(steps, None) is None)
+    assert progress.state == "stopped"
+    folders = {path.parent.name: path.name for path in (other_root / "checkpoints").glob("*/*")}
+    assert folders[progress.segment] == str(progress.tokens)
+    assert progress.tokens not in (0, 4096, 8192)
+    assert train(other_root, leg).state == "committed"
+    assert stored(other_root) == stored(store_root)
+    assert sorted(int(path.name) for path in (other_root / "checkpoints").glob("*/*")) == [0, 4096, 8192]
+
+
+@pytest.mark.parametrize("lost", [("segments",), ("segments", "checkpoints"), ("segments", "checkpoints", "curves")])
+def test_a_kill_between_a_checkpoint_and_its_rows_loses_no_row(store_root: Path, lost: tuple[str, ...]) -> None:
+    leg = only_leg(planned(store_root))
+    train(store_root, leg)
+    before = stored(store_root)
+    for table in lost:
+        for path in (store_root / "inbox" / table).iterdir():
+            path.unlink()
+    progress = train(store_root, leg)
+    assert progress.state == "committed"
+    assert stored(store_root) == before
+
+
+def test_a_loss_that_is_not_finite_is_stored_as_diverged_with_its_tokens(store_root: Path) -> None:
+    plan = planned(store_root, base={**BASE, "learning_rate": 1e9, "clip": 1e9, "schedule": {"warmup_tokens": 0}})
+    progress = train(store_root, only_leg(plan))
+    assert progress.state == "diverged"
+    assert 0 < progress.tokens < 8192
+    with Store(store_root) as store:
+        (cell,) = store.sql("select state, reason from cells").rows()
+        (segment,) = store.sql("select * from segments where state = 'diverged'").rows()
+        newest = store.sql("select max(tokens) as tokens from curves").rows()[0]["tokens"]
+    assert cell["state"] == "diverged"
+    assert "not finite" in cell["reason"] or "nan" in cell["reason"] or "inf" in cell["reason"]
+    assert segment["diverged_at_tokens"] == progress.tokens == newest
+    assert registry.segment_states(StoreLayout(store_root))[segment["segment"]] == "diverged"
+
+
+def test_a_corrupt_checkpoint_is_named_and_nothing_else_is_touched(store_root: Path) -> None:
+    plan = planned(store_root)
+    train(store_root, only_leg(plan))
+    first, second = plan.trials[0].chain[:2]
+    (damaged,) = (store_root / "checkpoints" / second).glob("4096/weights.parquet")
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    for path in (store_root / "inbox" / "segments").iterdir():
+        path.unlink()
+    shutil.rmtree(store_root / "checkpoints" / plan.trials[0].chain[2])
+    with pytest.raises(EnvironmentFault) as caught:
+        train(store_root, only_leg(plan, {first, second}))
+    assert caught.value.kind == "corrupt_file"
+    assert str(damaged) in str(caught.value)
+    assert caught.value.next_step

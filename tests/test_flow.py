@@ -1,0 +1,188 @@
+"""The whole flow on a real local Ray: a session, a second that finds nothing to do, and sessions killed at random."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from orchestrator.query import Store
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+SWEEP = {
+    "name": "flow",
+    "question": "does everything come out the same whatever is killed?",
+    "base": {"preset": "tiny", "scale": "tiny-32", "context": 32, "batch_size": 8, "token_budget": 24_576},
+    "grids": [{"name": "decay-seed", "axes": {"weight_decay": [0.01, 0.1], "seed": [0, 1]}}],
+    "checkpoints": {"at_fractions": [0, 0.25, 1]},
+    "evaluations": [
+        {"evaluator": "geometry", "at": "every"},
+        {"evaluator": "loss", "suite": "builtin", "tokens_per_domain": 512, "at": "every"},
+    ],
+    "execution": {"rescue_seconds": 0.3, "evaluators": 1},
+}
+DEADLINE_S = 120
+
+
+def start(store: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "orchestrator", *arguments, "--store", str(store)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str], expected: int = 0) -> str:
+    printed, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == expected, printed
+    return printed
+
+
+def kill_tree(process: subprocess.Popen[str]) -> None:
+    """SIGKILL the driver and every process that it started, Ray's among them, in no particular order."""
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for member in family:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            continue
+    process.communicate(timeout=DEADLINE_S)
+    psutil.wait_procs(family, timeout=DEADLINE_S)
+
+
+def files_in(store: Path) -> int:
+    """How many published files and checkpoint folders the store has: a clock of its progress."""
+    return sum(1 for _ in store.glob("inbox/*/*.parquet")) + sum(1 for _ in store.glob("checkpoints/*/*"))
+
+
+def wait_for_files(process: subprocess.Popen[str], store: Path, count: int) -> bool:
+    """Until the store has `count` files or the process has ended; whether it still lives."""
+    deadline = time.monotonic() + DEADLINE_S
+    while process.poll() is None and files_in(store) < count and time.monotonic() < deadline:
+        os.sched_yield()
+        time.sleep(0.005)
+    return process.poll() is None
+
+
+@pytest.fixture(scope="module")
+def sweep_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sweep") / "flow.yaml"
+    path.write_text(yaml.safe_dump(SWEEP, sort_keys=False))
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path, sweep_file: Path) -> Path:
+    store = tmp_path_factory.mktemp("undisturbed") / "store"
+    shutil.copytree(corpus, store / "corpora" / "builtin")
+    finish(start(store, "run", str(sweep_file)))
+    return store
+
+
+def rows(store: Path, sql: str) -> list[dict[str, Any]]:
+    with Store(store) as opened:
+        return opened.sql(sql).rows()
+
+
+def test_a_session_leaves_every_cell_complete_with_geometry_and_six_losses(undisturbed: Path) -> None:
+    cells = rows(undisturbed, "select state, evaluations_done, evaluations_asked from cells")
+    assert [cell["state"] for cell in cells] == ["complete"] * 4
+    final = rows(undisturbed, "select * from final")
+    assert len(final) == 4
+    losses = {name for name in final[0] if name.startswith("loss_")}
+    assert losses == {"loss_docs", "loss_python", "loss_maths", "loss_cpp", "loss_language", "loss_licences"}
+    assert all(row["effective_rank"] > 1 and row["loss_docs"] > 0 for row in final)
+
+
+def test_the_models_learn(undisturbed: Path) -> None:
+    (row,) = rows(
+        undisturbed,
+        "select max(loss_docs) filter (tokens = 0) as fresh, max(loss_docs) filter (tokens > 20000) as trained from results",
+    )
+    assert row["trained"] < row["fresh"] - 0.5
+
+
+def test_a_second_session_trains_nothing_and_starts_no_ray(undisturbed: Path, sweep_file: Path) -> None:
+    before = files_in(undisturbed)
+    printed = finish(start(undisturbed, "run", str(sweep_file)))
+    assert "complete already: nothing was trained or evaluated" in printed
+    assert files_in(undisturbed) == before
+
+
+def test_sessions_killed_at_random_moments_give_the_same_bits(
+    tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(corpus, store / "corpora" / "builtin")
+    seed = int(os.environ.get("GEOSWEEP_KILL_SEED", random.SystemRandom().randrange(10**6)))
+    print(f"GEOSWEEP_KILL_SEED={seed}")
+    moments = random.Random(seed)
+    killed = 0
+    goal = moments.randrange(6, 14)  # the first files are those of the submitted sweep
+    for _ in range(int(os.environ.get("GEOSWEEP_KILLS", "4"))):
+        process = start(store, "run", str(sweep_file))
+        alive = wait_for_files(process, store, goal)
+        if not alive:
+            finish(process)
+            break
+        kill_tree(process)
+        killed += 1
+        goal = files_in(store) + moments.randrange(1, 16)
+    finish(start(store, "run", str(sweep_file)))
+    assert killed >= 2
+    same_results(store, undisturbed)
+    nothing_is_trained_after_its_checkpoint(store)
+
+
+def same_results(store: Path, undisturbed: Path) -> None:
+    for sql in (
+        "select segment, tokens, checkpoint, weights_sha256 from checkpoints order by all",  # digests of all the bits
+        "select segment, step, tokens, loss, lr, weight_decay, grad_norm from curves order by all",
+        "select checkpoint, evaluator, settings_digest, metric, dataset, split, value, n from metrics order by all",
+        "select segment, parent, from_tokens, to_tokens, state, tokens_trained from segments order by all",
+        "select * from chains order by all",
+        "select trial, state, tokens, evaluations_done from cells order by all",
+    ):
+        found, expected = rows(store, sql), rows(undisturbed, sql)
+        assert expected
+        assert found == expected, sql
+
+
+def nothing_is_trained_after_its_checkpoint(store: Path) -> None:
+    events = rows(store, "select kind, segment from events where segment is not null order by time")
+    committed: Counter[str] = Counter()
+    for event in events:
+        assert event["kind"] == "committed" or not committed[event["segment"]], event
+        committed[event["segment"]] += event["kind"] == "committed"
+    assert set(committed.values()) <= {0, 1}
+    (sums,) = rows(
+        store, "select sum(tokens_trained) as trained, count(*) as n, count(distinct segment) as d from segments"
+    )
+    assert sums["n"] == sums["d"]
+    assert sums["trained"] == 4 * 24_576
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_saves_the_running_state_and_says_how_to_continue(
+    tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path, stop: signal.Signals
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(corpus, store / "corpora" / "builtin")
+    process = start(store, "run", str(sweep_file))
+    assert wait_for_files(process, store, 14)
+    process.send_signal(stop)
+    printed = finish(process, expected=130)
+    assert f"continue: geosweep resume flow --store {store}" in printed
+    finish(start(store, "resume", "flow"))
+    same_results(store, undisturbed)
