@@ -19,7 +19,6 @@ from orchestrator.sharing import HeldState, Segment
 from trainers.config import Frozen, Recipe
 from trainers.schedule import pieces
 
-
 # --- what is left ---------------------------------------------------------------------------------------------------
 
 
@@ -172,7 +171,7 @@ class LegQueue:
 
     def _leg_from(self, first: str) -> Leg:
         ids = [first]
-        while len(following := self._children.get(ids[-1], ())) == 1:
+        while len(following := self._children.get(ids[-1], [])) == 1:
             ids.append(following[0])
         segments = [self._segments[id] for id in ids]
         return Leg(segments=tuple(self._leg_segment(segment) for segment in segments), recipe=segments[-1].recipe)

@@ -17,7 +17,7 @@ from evaluators.config import EVALUATOR_VERSIONS, EvaluatorSettings
 from orchestrator import identity
 from orchestrator.presets import CorpusFacts, Filled, fill
 from orchestrator.sharing import Course, Segment, cut
-from orchestrator.spec import Asked, Checkpoints, SweepSpec, parse, points, refuse, with_fields
+from orchestrator.spec import Asked, Checkpoints, SweepSpec, field_value, parse, points, refuse, with_fields
 from trainers.config import Recipe
 from trainers.errors import InputError
 
@@ -126,7 +126,7 @@ def make_plan(
     courses = [Course(trial=id, recipe=c[0].filled.recipe, checkpoints=c[0].checkpoints) for id, c in merged.items()]
     cuts = cut(courses, share=share)
     ends = {segment.id: segment.to_tokens for segment in cuts.segments}
-    trials = tuple(_trial(id, same, cuts.chains[id], ends) for id, same in merged.items())
+    trials = tuple(_trial(id, same, cuts.chains[id], ends, spec.sources) for id, same in merged.items())
     corpora_used = dict.fromkeys(trial.recipe.data.corpus for trial in trials)
     return Plan(
         sweep=spec.name,
@@ -157,9 +157,11 @@ def _cells(spec: SweepSpec, corpora: Mapping[str, CorpusFacts]) -> tuple[list[_C
     for index, grid in enumerate(spec.grids):
         for point in points(grid):
             try:
-                filled = fill(with_fields(spec.base, point), corpora)
+                base = with_fields(spec.base, point)
+                filled = fill(base, corpora)
+                varied = {name: field_value(base, name) for name in point}
                 tokens = _checkpoint_tokens(spec.checkpoints, filled.recipe)
-                cells.append(_Cell(grid=grid.name, varied=point, filled=filled, checkpoints=tokens))
+                cells.append(_Cell(grid=grid.name, varied=varied, filled=filled, checkpoints=tokens))
             except InputError as error:
                 where = ", ".join(f"{name} {value}" for name, value in point.items())
                 faults.setdefault(f"{error.headline}", []).append(f"grids[{index}] at {where}")
@@ -199,7 +201,9 @@ def _merged(cells: Iterable[_Cell]) -> dict[str, list[_Cell]]:
     return merged
 
 
-def _trial(id: str, cells: Sequence[_Cell], chain: tuple[str, ...], ends: Mapping[str, int]) -> Trial:
+def _trial(
+    id: str, cells: Sequence[_Cell], chain: tuple[str, ...], ends: Mapping[str, int], sources: Mapping[str, str]
+) -> Trial:
     """One trial for equal cells of different grids; it carries all their grids' names and fields."""
     first = cells[0]
     varied = {name: value for cell in cells[::-1] for name, value in cell.varied.items()}
@@ -209,7 +213,7 @@ def _trial(id: str, cells: Sequence[_Cell], chain: tuple[str, ...], ends: Mappin
         grids=tuple(dict.fromkeys(cell.grid for cell in cells)),
         varied=varied,
         recipe=first.filled.recipe,
-        sources=first.filled.sources,
+        sources={**first.filled.sources, **sources},
         chain=chain,
         checkpoints=tuple(segment for segment in chain if ends[segment] in wanted),
     )

@@ -290,8 +290,33 @@ EVENTS = Table(
     ),
 )
 
+SPEEDS = Table(
+    name="speeds",
+    meaning="how fast devices train: one row per measurement of `geosweep bench`",
+    key=("speed",),
+    unit=("speed",),
+    columns=(
+        _column("speed", STRING, "id of the measurement"),
+        _TIME,
+        _column("device", STRING, "name of the device"),
+        _column("family", STRING, "model family: olmo, pythia, ..."),
+        _column("scale", STRING, "name of the model scale"),
+        _column("context", INT, "length of a training sequence", "tokens"),
+        _column("batch_size", INT, "sequences of one optimizer step", "sequences"),
+        _nullable("micro_batch", INT, "sequences of one forward pass; null: the whole batch", "sequences"),
+        _column("vocab_rows", INT, "rows of the unembedding, padding included", "rows"),
+        _column("precision", STRING, "number format of the forward pass"),
+        _column("threads", INT, "CPU threads", "threads"),
+        _column("steps", INT, "timed steps", "steps"),
+        _column("tokens_per_s", DOUBLE, "training speed: tokens of a step by the median time of a step", "tokens/s"),
+        _column("flops_per_token", DOUBLE, "training cost, unembedding counted", "FLOP/token"),
+        _column("code_revision", STRING, "revision of the code that was timed"),
+        _HOST,
+    ),
+)
+
 TABLES: Mapping[str, Table] = MappingProxyType(
-    {t.name: t for t in (TRIALS, CHAINS, ASKED, SEGMENTS, CHECKPOINTS, METRICS, CURVES, EVENTS)}
+    {t.name: t for t in (TRIALS, CHAINS, ASKED, SEGMENTS, CHECKPOINTS, METRICS, CURVES, EVENTS, SPEEDS)}
 )
 
 _EVALUATION_STATE = (

@@ -1,0 +1,77 @@
+"""How fast a device trains a model: measured where somebody measured it, assumed and called so elsewhere.
+
+`geosweep bench` -> speeds (store) -> [machines] -> cost
+in    measured speeds, as rows of the table `speeds`
+out   devices with their FLOP/s for a model of a given cost a token
+not   measuring (bench.py)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ASSUMED_UTILISATION = 0.15
+"""Share of the peak that training reaches. An assumption: models of 4M to 75M parameters leave a large GPU waiting for
+launches and memory, so it is far less than the 0.4 to 0.5 that large models are reported with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One type of device.
+
+    peak_flops   FLOP/s of dense bfloat16 matrix products by its data sheet; None for a device that was measured
+    measured     (FLOPs a token of the model, FLOP/s that its training reached), ascending; empty: nothing measured
+    source       where the numbers come from, in words
+    """
+
+    name: str
+    peak_flops: float | None
+    measured: tuple[tuple[float, float], ...]
+    source: str
+
+    def flops_per_s(self, flops_per_token: float) -> float:
+        """FLOP/s for a model: of the measured model of the nearest cost, else the assumed share of the peak."""
+        if self.measured:
+            nearest = min(self.measured, key=lambda point: abs(math.log(point[0] / flops_per_token)))
+            return nearest[1]
+        assert self.peak_flops is not None
+        return self.peak_flops * ASSUMED_UTILISATION
+
+
+def _assumed(name: str, peak_teraflops: float, sheet: str) -> Device:
+    source = f"assumed: {ASSUMED_UTILISATION:.0%} of {peak_teraflops:g} TFLOP/s (dense bfloat16, {sheet})"
+    return Device(name=name, peak_flops=peak_teraflops * 1e12, measured=(), source=source)
+
+
+SHIPPED = (
+    _assumed("L4", 121, "NVIDIA L4 data sheet: 242 with sparsity"),
+    _assumed("RTX-4090", 165.2, "NVIDIA Ada architecture paper, FP32 accumulation"),
+    _assumed("A100", 312, "NVIDIA A100 data sheet"),
+    _assumed("L40S", 362, "NVIDIA L40S data sheet: 733 with sparsity"),
+    _assumed("H100", 989, "NVIDIA H100 SXM data sheet: 1,979 with sparsity"),
+    _assumed("H200", 989, "NVIDIA H200 data sheet: 1,979 with sparsity"),
+)
+
+
+def devices(speeds: Iterable[Mapping[str, Any]]) -> tuple[Device, ...]:
+    """The shipped types, and those of the table `speeds`; a measured device takes the place of an assumed one.
+
+    speeds   rows with device, flops_per_token, tokens_per_s; of several for one model the newest counts
+    """
+    points: dict[str, dict[float, float]] = {}
+    for row in sorted(speeds, key=lambda row: row["time"]):
+        cost = row["flops_per_token"]
+        points.setdefault(row["device"], {})[cost] = cost * row["tokens_per_s"]
+    measured = tuple(
+        Device(
+            name=name,
+            peak_flops=None,
+            measured=tuple(sorted(found.items())),
+            source=f"measured by `geosweep bench` at {len(found)} model{'s'[: len(found) > 1]}",
+        )
+        for name, found in points.items()
+    )
+    return measured + tuple(device for device in SHIPPED if device.name not in points)
