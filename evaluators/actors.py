@@ -1,4 +1,4 @@
-"""A Ray actor that evaluates checkpoints beside the training; the folder's only Ray import.
+"""Evaluate checkpoints beside the training; orchestrator/evals.py makes it a Ray actor, nothing here imports Ray.
 
 orchestrator/evals.py -> [actors] -> evaluate -> metric values -> store
 It holds a device and nothing else: killed at any instant, nothing is lost, since the caller stores what it returns.
@@ -12,17 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from evaluators.config import settings_from
 from trainers.errors import InputError
 
 NICENESS = 10  # training goes first where cores are shared
 
 
-@ray.remote(num_cpus=0, max_restarts=0)
 class EvaluationActor:
-    """Evaluates one checkpoint at a time, with `threads` CPU threads."""
+    """Evaluates one checkpoint at a time, with `threads` CPU threads; the caller makes it an actor."""
 
     def __init__(self, threads: int) -> None:
         import torch

@@ -2,7 +2,7 @@
 
 checkpoint -> model, suite -> [loss] -> metric values
 in    a model and a suite that its tokenizer made
-out   for each domain: token_loss, bits_per_byte, and in their convention the counts that any other unit follows from
+out   for each domain: loss, bits_per_byte, and in their convention the counts that any other unit follows from
 not   gradients, sampling, chance: the first tokens_per_domain tokens of each split, in the order of its documents
 
 The tokens are cut into sequences of the model's context, documents packed one after the other as in training. A
@@ -107,7 +107,7 @@ def _set_values(
         convention |= {"bytes": counts.bytes, "characters": counts.characters, "words": counts.words}
     named: Mapping[str, Any] = {"dataset": one.domain, "split": one.split, "n": n}
     return [
-        metric_value("token_loss", nats / n, **named, convention=convention),
+        metric_value("loss", nats / n, **named, convention=convention),
         _bits_per_byte(nats, counts, named, convention),
     ]
 

@@ -116,7 +116,7 @@ _ALL = (
     _described("row_norm_mean", "1", _LINEAR_ALGEBRA, "mean Euclidean length of the rows"),
     _described("row_norm_max", "1", _LINEAR_ALGEBRA, "length of the longest row"),
     _described("row_norm_min", "1", _LINEAR_ALGEBRA, "length of the shortest row"),
-    _lower("token_loss", "nats/token", "Shannon 1948", "mean of -ln p over the predicted tokens"),
+    _lower("loss", "nats/token", "Shannon 1948", "mean of -ln p over the predicted tokens"),
     _lower(
         "bits_per_byte",
         "bits/byte",

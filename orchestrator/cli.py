@@ -35,7 +35,7 @@ SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep fil
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 Tokenizer = Annotated[str | None, typer.Option(help="a tokenizer.json, or an id on the hub; default: trained here")]
 
-out = Console(highlight=False)
+out = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -58,7 +58,8 @@ class Ledger:
     def _owed(self, evaluation: Evaluation) -> OwedEvaluation | None:
         folder = self._layout.checkpoint(evaluation.segment, evaluation.tokens)
         checkpoint = read_manifest(folder).checkpoint
-        identity = [checkpoint, evaluation.evaluator, evaluation.settings_digest, evaluation.version]
+        identity: list[str | int | None] = [checkpoint, evaluation.evaluator, evaluation.settings_digest]
+        identity.append(evaluation.version)
         if (self._layout.inbox("metrics") / f"{key_of(METRICS, identity)}.parquet").exists():
             return None
         return OwedEvaluation(evaluation=evaluation, checkpoint=checkpoint, folder=str(folder))
@@ -116,9 +117,11 @@ def _name(owed: OwedEvaluation) -> str:
 
 
 def _new_actor() -> Any:
+    import ray
+
     from evaluators.actors import EvaluationActor
 
-    return EvaluationActor.remote(threads=1)
+    return ray.remote(num_cpus=0, max_restarts=0)(EvaluationActor).remote(threads=1)
 
 
 def metric_rows(owed: OwedEvaluation, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -104,10 +104,10 @@ def load_plan(
     spec, problems = parse(text, source)
     if spec is not None:
         plan, more = make_plan(spec, corpora, share=share)
-        problems += [problem for problem in more if problem not in problems]
-        if not problems:
-            assert plan is not None
+        if not problems and plan is not None:
             return spec, plan
+        # What a cell lacks may be what was taken out above because it was wrong.
+        problems += [problem for problem in more if not problems or "is missing" not in problem]
     raise refuse(source, problems)
 
 

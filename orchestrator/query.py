@@ -41,6 +41,7 @@ from orchestrator.views import (
     results_views,
 )
 from trainers.errors import EnvironmentFault, InputError, nearest
+from trainers.tokens import read_manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,6 +133,12 @@ class Store:
         self._columns: list[ResultColumn] = []
         self._database = _connect()
         self._database.register("stored_curves", self._curves)
+        for spec in schema.TABLES.values():
+            if spec is not schema.CURVES:
+                self._register(spec)
+        self._create(TABLE_VIEWS)
+        self._create(STATE_VIEWS)
+        self._create(results_views(self._columns))
         self.refresh()
 
     def __enter__(self) -> Self:
@@ -149,10 +156,14 @@ class Store:
             spec = schema.TABLES[name]
             new = [path for path in list_units(self._layout, name) if path not in known]
             known.update({path: read_unit(path, spec) for path in new})
-            batches = [batch for unit in known.values() for batch in unit.to_batches()]
-            self._database.register(f"stored_{name}", pa.Table.from_batches(batches, spec.schema))
+            if new:
+                self._register(spec)
         self._curves.paths = list_units(self._layout, "curves")
-        self._make_views()
+        self._database.register("corpora", _corpora(self._layout.root / "corpora"))
+        columns = name_result_columns(self._database.sql(RESULT_COLUMNS_QUERY).to_arrow_table().to_pylist())
+        if columns != self._columns:
+            self._columns = columns
+            self._create(results_views(columns))
 
     def sql(self, text: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Answer:
         """Answer one SELECT.
@@ -196,11 +207,9 @@ class Store:
             ]
         return rows
 
-    def _make_views(self) -> None:
-        self._create(TABLE_VIEWS)
-        self._create(STATE_VIEWS)
-        self._columns = name_result_columns(self._database.sql(RESULT_COLUMNS_QUERY).to_arrow_table().to_pylist())
-        self._create(results_views(self._columns))
+    def _register(self, spec: schema.Table) -> None:
+        batches = [batch for unit in self._units[spec.name].values() for batch in unit.to_batches()]
+        self._database.register(f"stored_{spec.name}", pa.Table.from_batches(batches, spec.schema))
 
     def _create(self, views: Mapping[str, str]) -> None:
         for name, text in views.items():
@@ -225,6 +234,21 @@ class Store:
         names = {row["column"] for row in self.describe()}
         near = difflib.get_close_matches(column[1], names, n=1) if column and column[1] not in names else []
         return f"; nearest is '{near[0]}'" if near else ""  # all the columns there are would be no hint
+
+
+def _corpora(folder: Path) -> pa.Table:
+    manifests = [read_manifest(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
+    rows = [
+        {
+            "corpus": manifest.name,
+            "digest": manifest.digest,
+            **split.model_dump(include={"domain", "split", "role", "tokens", "documents", "bytes", "unigram_entropy"}),
+            "bytes_per_token": split.bytes / split.tokens,
+        }
+        for manifest in manifests
+        for split in manifest.splits
+    ]
+    return pa.Table.from_pylist(rows, schema=schema.VIEWS["corpora"].schema)
 
 
 def _connect() -> duckdb.DuckDBPyConnection:

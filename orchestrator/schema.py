@@ -394,6 +394,23 @@ VIEWS: Mapping[str, Table] = MappingProxyType(
                 columns=(_SWEEP, *METRICS.columns),
             ),
             Table(
+                name="corpora",
+                meaning="the prepared corpora: one row per domain and split",
+                key=("corpus", "domain", "split"),
+                columns=(
+                    _column("corpus", STRING, "name of the corpus"),
+                    _column("digest", STRING, "digest of its token files"),
+                    _column("domain", STRING, "kind of text"),
+                    _column("split", STRING, "train or heldout"),
+                    _column("role", STRING, "mix: trained on; ood: for evaluation and fine-tuning"),
+                    _column("tokens", INT, "tokens, end-of-text included", "tokens"),
+                    _column("documents", INT, "documents"),
+                    _column("bytes", INT, "UTF-8 text", "bytes"),
+                    _column("bytes_per_token", DOUBLE, "UTF-8 text a token", "bytes/token"),
+                    _column("unigram_entropy", DOUBLE, "loss of a model that knows token counts only", "nats/token"),
+                ),
+            ),
+            Table(
                 name="result_columns",
                 meaning="which metric each metric column of results holds",
                 key=("name",),

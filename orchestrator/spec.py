@@ -347,7 +347,7 @@ def parse(text: str, source: str) -> tuple[SweepSpec | None, list[str]]:
     for _ in range(8):  # each round removes what the round before complained about; the first has seen the whole file
         try:
             spec, axis_problems = _without_faulty_axes(SweepSpec.model_validate(raw))
-            return (spec if spec.grids else None), _unique(problems + axis_problems)
+            return spec, _unique(problems + axis_problems)
         except ValidationError as error:
             problems = problems or [_problem(item, raw) for item in error.errors()]
             if not _without_faults(raw, error):
@@ -498,7 +498,7 @@ def _evaluator_fields(raw: Mapping[str, Any], path: tuple[int | str, ...]) -> li
 
 
 def _without_faulty_axes(spec: SweepSpec) -> tuple[SweepSpec, list[str]]:
-    """Check each value of each axis against its field; keep the good ones, drop a grid that loses an axis."""
+    """Check each value of each axis against its field; keep the good ones."""
     problems: list[str] = []
     grids = []
     for index, grid in enumerate(spec.grids):
@@ -511,8 +511,7 @@ def _without_faulty_axes(spec: SweepSpec) -> tuple[SweepSpec, list[str]]:
                 good[key], faults = _check_values(spec.base, key, values, where)
                 problems += faults
         problems += _fields_in_two_axes(index, grid)
-        if all(good.values()):
-            grids.append(grid.model_copy(update={"axes": good}))
+        grids.append(grid.model_copy(update={"axes": {key: values for key, values in good.items() if values}}))
     problems += _doubled_names(spec)
     problems += [f"sources.{name}: no such field{nearest(name, AXES)}" for name in spec.sources if name not in AXES]
     return spec.model_copy(update={"grids": tuple(grids)}), problems

@@ -8,7 +8,6 @@ deterministic (a diverged loss, an input error) is returned as a normal result, 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import threading
 import time
@@ -35,7 +34,7 @@ Listener = Callable[[Leg, Mapping[str, Any]], None]
 """Called with a leg and its newest progress (attempt.Progress as a mapping), from Tune's thread."""
 
 
-class LegTrainable(tune.Trainable):
+class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
     """Tune's side of an attempt; one actor trains many legs, one after the other."""
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -98,7 +97,14 @@ def _new_attempt(layout: StoreLayout, config: Mapping[str, Any]) -> Attempt:
     )
 
 
-class _LegSearch(Searcher):
+class _NotInSnapshots:
+    """Tune pickles itself now and then; nothing of ours is in those snapshots, since no one restores them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
     """Tune's source of trials: a leg each, None while the ready ones wait for their parents."""
 
     def __init__(
@@ -147,7 +153,7 @@ class _LegSearch(Searcher):
     def restore(self, _path: str) -> None: ...
 
 
-class _Relay(tune.Callback):
+class _Relay(_NotInSnapshots, tune.Callback):  # type: ignore[misc]
     """Passes progress on; an exception here would abort the whole sweep, so none leaves it."""
 
     def __init__(self, search: _LegSearch, listener: Listener) -> None:
@@ -204,11 +210,9 @@ class TuneSession:
         stop_file(self._layout, self._sweep).touch()
 
     def _fit(self) -> None:
-        noise = io.StringIO()  # Tune prints boxes even when told not to
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         try:
-            with contextlib.redirect_stdout(noise):
-                self._tuner.fit()
+            self._tuner.fit()
         except BaseException:  # noqa: BLE001  a thread's exception would be lost: the session reports it
             self.crash = traceback.format_exc()
         finally:

@@ -103,7 +103,7 @@ def test_tied_checkpoint_is_measured_on_its_embedding(tmp_path: Path, corpus: Pa
 
 def test_fresh_model_loses_about_the_log_of_its_vocabulary_in_every_domain(checkpoint: Path, corpus: Path) -> None:
     values = evaluate(checkpoint, LOSS, corpora=corpus.parent)
-    losses = {v.dataset: v for v in values if v.metric == "token_loss"}
+    losses = {v.dataset: v for v in values if v.metric == "loss"}
     assert list(losses) == DOMAINS
     for domain, value in losses.items():
         assert value.value == pytest.approx(np.log(512), rel=0.05)
@@ -161,7 +161,7 @@ def test_command_without_the_corpus_measures_geometry_and_says_so(
     assert main([str(checkpoint), "--corpora", str(tmp_path)]) == 0
     captured = capsys.readouterr()
     assert "effective_rank" in captured.out
-    assert "token_loss" not in captured.out
+    assert "bits_per_byte" not in captured.out
     assert "no losses: no corpus 'builtin'" in captured.err
 
 

@@ -21,8 +21,8 @@ ORDER = {
     "trainers": "errors config scales schedule corpus tokens batches model head optim checkpoint loop __main__",
     "evaluators": "config metrics geometry suites loss evaluate actors __main__",
     "orchestrator": (
-        "spec presets identity sharing plan schema store corpora views query legs standing planpage attempt tune "
-        "evals progress run status cli __main__"
+        "spec presets identity sharing plan retention machines cost lint changes schema store corpora views query legs "
+        "standing planpage attempt tune evals progress run status cli __main__"
     ),
     "orchestrator.store": "durable layout inbox registry sweeps",
 }
@@ -31,7 +31,6 @@ RAY_ALLOWED = {
     "orchestrator/tune.py",
     "orchestrator/evals.py",
     "orchestrator/run.py",
-    "evaluators/actors.py",
     "cluster/connect.py",
 }
 

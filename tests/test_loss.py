@@ -88,7 +88,7 @@ def test_suite_values_follow_from_the_losses_and_the_text(network: torch.nn.Modu
     suite = open_suite("lib", corpora, data_of(corpora))
     values = suite_losses(network, suite, LossSettings(suite="lib", tokens_per_domain=40 * CONTEXT), CONTEXT, "cpu")
     assert [(v.metric, v.dataset) for v in values] == [
-        (metric, domain) for domain in ("prose", "code") for metric in ("token_loss", "bits_per_byte")
+        (metric, domain) for domain in ("prose", "code") for metric in ("loss", "bits_per_byte")
     ]
     tokenizer = load_tokenizer(corpora / "lib")
     for loss, bits in zip(values[::2], values[1::2], strict=True):

@@ -12,8 +12,8 @@ from trainers.errors import InputError
 
 
 def test_value_carries_the_version_and_unit_of_its_metric() -> None:
-    value = metric_value("token_loss", 3.5, dataset="docs", split="heldout", n=8128, convention={"context": 128})
-    assert (value.metric, value.version, value.unit, value.value) == ("token_loss", 1, "nats/token", 3.5)
+    value = metric_value("loss", 3.5, dataset="docs", split="heldout", n=8128, convention={"context": 128})
+    assert (value.metric, value.version, value.unit, value.value) == ("loss", 1, "nats/token", 3.5)
     assert (value.dataset, value.split, value.layer, value.n) == ("docs", "heldout", None, 8128)
 
 

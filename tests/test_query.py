@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -92,12 +93,11 @@ def study(layout: StoreLayout) -> Store:
 # tables and views
 
 
-@pytest.mark.parametrize("name", [*TABLES, *VIEWS])
-def test_table_or_view_of_an_empty_store_has_the_documented_columns(layout: StoreLayout, name: str) -> None:
+def test_tables_and_views_of_an_empty_store_have_the_documented_columns(layout: StoreLayout) -> None:
     with Store(layout.root) as store:
-        schema = store.table(name).arrow().schema
-    documented = {**TABLES, **VIEWS}[name].columns
-    assert [(field.name, field.type) for field in schema] == [(c.name, c.type) for c in documented]
+        for name, table in {**TABLES, **VIEWS}.items():
+            schema = store.table(name).arrow().schema
+            assert [(f.name, f.type) for f in schema] == [(c.name, c.type) for c in table.columns], name
 
 
 def test_cells_tell_the_state_of_each_trial(study: Store) -> None:
@@ -338,17 +338,25 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("text", REFUSED)
-def test_query_that_is_not_one_select_over_the_tables_is_refused(layout: StoreLayout, text: str) -> None:
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Path]]:
+    """A store with a checkpoint file, and its folder."""
+    layout = create_or_open(tmp_path_factory.mktemp("guarded") / "store")
     weights = layout.checkpoint("a", 100) / "weights.parquet"
     weights.parent.mkdir(parents=True)
     pq.write_table(pa.table({"data": [1.0]}), weights)
-    before = sorted(layout.root.parent.rglob("*"))
     with Store(layout.root) as store:
-        with pytest.raises(InputError):
-            store.sql(text.format(folder=layout.root.parent, store=layout.root))
-        assert store.sql("select count(*) n from trials").rows() == [{"n": 0}]
-    assert sorted(layout.root.parent.rglob("*")) == before
+        yield store, layout.root
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_query_that_is_not_one_select_over_the_tables_is_refused(guarded: tuple[Store, Path], text: str) -> None:
+    store, root = guarded
+    before = sorted(root.parent.rglob("*"))
+    with pytest.raises(InputError):
+        store.sql(text.format(folder=root.parent, store=root))
+    assert store.sql("select count(*) n from trials").rows() == [{"n": 0}]
+    assert sorted(root.parent.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -223,7 +223,7 @@ def _committed_row(segment: SegmentLike, manifest: CheckpointManifest, attempt: 
     )
 
 
-def _ended_row(segment: SegmentLike, state: str, reason: str | None, attempt: int, **more: Any) -> Mapping[str, Any]:
+def _ended_row(segment: SegmentLike, state: str, reason: str | None, attempt: int, **more: Any) -> dict[str, Any]:
     return {
         "segment": segment.id,
         "parent": segment.parent,
