@@ -76,6 +76,11 @@ def _nullable(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Co
     return Column(name=name, type=type_, unit=unit, meaning=meaning, nullable=True)
 
 
+def _made(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Column:
+    """A column that is always there, but says how the row came about first: made again, it may differ."""
+    return Column(name=name, type=type_, unit=unit, meaning=meaning, circumstance=True)
+
+
 def _circumstance(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Column:
     return Column(name=name, type=type_, unit=unit, meaning=meaning, nullable=True, circumstance=True)
 
@@ -174,13 +179,13 @@ SEGMENTS = Table(
     unit=("segment", "state", "reason"),
     columns=(
         _SEGMENT,
-        _nullable("parent", STRING, "segment that this one continues; null for fresh weights"),
-        _column("from_tokens", INT, "tokens seen at its start", "tokens"),
+        _circumstance("parent", STRING, "segment that it continued; null for fresh weights"),
+        _made("from_tokens", INT, "tokens seen where it started", "tokens"),
         _column("to_tokens", INT, "tokens asked for at its end", "tokens"),
         _column("state", STRING, "committed, diverged or failed"),
         _nullable("reason", STRING, "why it diverged or failed; null when committed"),
         _nullable("diverged_at_tokens", INT, "tokens seen when the loss stopped being finite", "tokens"),
-        _column("tokens_trained", INT, "tokens that this segment trained on", "tokens"),
+        _made("tokens_trained", INT, "tokens that this segment trained on", "tokens"),
         _circumstance("attempt", INT, "which attempt ended so"),
         _WALL,
         _HOST,
@@ -202,8 +207,8 @@ CHECKPOINTS = Table(
         _TOKENS,
         _column("steps", INT, "optimizer steps that the checkpoint has seen", "steps"),
         _column("path", STRING, "folder, relative to the store"),
-        _column("bytes", INT, "size of all files", "bytes"),
-        _column("files", STRING, "JSON: file name -> {sha256, bytes}"),
+        _made("bytes", INT, "size of all files", "bytes"),
+        _made("files", STRING, "JSON: file name -> {sha256, bytes}, as first made; the manifest in the folder counts"),
         _column("unembedding_sha256", STRING, "sha256 of the unembedding matrix"),
         _column("weights_sha256", STRING, "sha256 of all weights"),
         _column("dtype", STRING, "number format of the weights"),
@@ -211,7 +216,7 @@ CHECKPOINTS = Table(
         _column("vocab_size", INT, "entries of the tokenizer", "tokens"),
         _column("vocab_rows", INT, "rows of the unembedding, padding included", "rows"),
         _column("history_digest", STRING, "digest of all that led to this state"),
-        _column("code_revision", STRING, "revision of the code that trained it"),
+        _made("code_revision", STRING, "revision of the code that trained it"),
         _TIME,
         _circumstance("versions", STRING, "JSON: package -> version"),
     ),

@@ -92,8 +92,8 @@ def test_a_longer_budget_that_is_added_later_starts_from_what_the_store_holds(
 ) -> None:
     train_all(store_root, planned(store_root, BUDGETS[:3]))
     more = planned(store_root, BUDGETS)
-    # the trunk is there up to step 9, where the decay of the third begins: on from there to 18, and two decays
-    assert train_all(store_root, more) == (18 - 9 + 4 + 6) * STEP
+    # the trunk is there up to step 6, where the third trial is in its middle: on from there to 18, and two decays
+    assert train_all(store_root, more) == (18 - 6 + 4 + 6) * STEP
     alone = planned(other_root, BUDGETS, share=False)
     train_all(other_root, alone)
     assert final_checkpoints(store_root, more) == final_checkpoints(other_root, alone)
@@ -112,18 +112,10 @@ def test_what_retention_lets_go_is_trained_again_only_when_something_new_starts_
         (layout.checkpoint(id, plan.segment_by_id[id].to_tokens) / "state.parquet").unlink()
     assert read_standing(layout, plan).left == ()
     # at 3 steps the shorter decay begins: no checkpoint of the sweep, so all of it went; another decay needs it again
-    finals = planned(
-        store_root,
-        BUDGETS[:2],
-        grids=[{"name": "finals", "axes": {"token_budget": BUDGETS[:1], "schedule.final_fraction": [0.1, 0.5]}}],
-    )
+    axes = {"token_budget": BUDGETS[:1], "schedule.final_fraction": [0.1, 0.5]}
+    finals = planned(store_root, [], grids=[{"name": "finals", "axes": axes}])
     assert train_all(store_root, finals) == (3 + 1) * STEP
-    alone = planned(
-        other_root,
-        [],
-        share=False,
-        grids=[{"name": "f", "axes": {"token_budget": BUDGETS[:1], "schedule.final_fraction": [0.1, 0.5]}}],
-    )
+    alone = planned(other_root, [], share=False, grids=[{"name": "finals", "axes": axes}])
     train_all(other_root, alone)
     assert final_checkpoints(store_root, finals) == final_checkpoints(other_root, alone)
 
