@@ -23,7 +23,7 @@ from trainers.config import Model
 from trainers.errors import nearest
 from trainers.scales import count_parameters, flops_per_token
 
-FLOPS_CONVENTION = "6 FLOPs a token for each matrix parameter, the head counted, plus attention scores"
+FLOPS_CONVENTION = "6 a token for each matrix parameter, the head counted, plus attention scores"
 WEIGHT_BYTES, STATE_BYTES = 4, 8  # a parameter: float32; AdamW's two moments
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from orchestrator.plan import Plan, Trial
-from orchestrator.spec import Grid, SweepSpec, axis_fields
+from orchestrator.spec import Grid, SweepSpec, axis_fields, field_value
 from trainers.config import Recipe
 
 LONG_WARMUP = 0.5  # of the budget
@@ -34,36 +34,60 @@ class Finding:
 
 def lint(spec: SweepSpec, plan: Plan) -> tuple[Finding, ...]:
     """Everything that the design of a sweep cannot tell apart, leaves out, repeats or changes on the side."""
-    findings: list[Finding] = []
-    for grid in spec.grids:
-        trials = [trial for trial in plan.trials if grid.name in trial.grids]
-        findings += _confounded(grid, trials, spec)
-        findings += _missing_in_tuples(grid)
-        findings += _hidden_changes(grid, trials)
-    findings += _missing_between_grids(spec.grids)
-    findings += _repeated_cells(plan)
-    findings += _one_seed(plan)
-    findings += _resources_differ(spec, plan)
-    findings += _long_warmup(plan)
+    of_grid = {grid.name: [trial for trial in plan.trials if grid.name in trial.grids] for grid in spec.grids}
+    findings = [
+        *(finding for grid in spec.grids for finding in _confounded_in_grid(grid, of_grid[grid.name], spec)),
+        *_confounded_over_all(spec, plan),
+        *(finding for grid in spec.grids for finding in _missing_in_tuples(grid)),
+        *_missing_between_grids(spec.grids),
+        *_hidden_changes(spec, of_grid),
+        *_long_warmup(plan),
+        *_one_seed(plan),
+        *_repeated_cells(plan),
+        *_resources_differ(spec, plan),
+    ]
     return tuple(sorted(findings, key=lambda finding: finding.severity, reverse=True))
 
 
 # --- axes that move together ----------------------------------------------------------------------------------------
 
 
-def _confounded(grid: Grid, trials: Sequence[Trial], spec: SweepSpec) -> Iterator[Finding]:
-    """Fields of one grid whose effects no additive model can part, by the rank of the design matrix."""
-    fields = {name: [trial.varied[name] for trial in trials] for key in grid.axes for name in axis_fields(key)}
-    varying = {name: values for name, values in fields.items() if len(set(values)) > 1}
-    for group in aliased(varying):
+_REMEDY = "give each field an axis of its own, or say in the question that only their joint effect is meant"
+
+
+def _confounded_in_grid(grid: Grid, trials: Sequence[Trial], spec: SweepSpec) -> Iterator[Finding]:
+    """Fields of one grid whose effects no additive model of its cells can part."""
+    for group in aliased({name: [trial.varied[name] for trial in trials] for name in _fields(grid)}):
         alone = [name for name in group for other in spec.grids if other is not grid and _alone(other, name, group)]
         elsewhere = f"; another grid varies {_listed(dict.fromkeys(alone))} alone" if alone else ""
         yield Finding(
             code="confounded",
             severity="warning",
             text=f"grid '{grid.name}': {_listed(group)} move together, their effects cannot be told apart{elsewhere}",
-            remedy="give each field an axis of its own, or state in the question that only their joint effect is meant",
+            remedy=_REMEDY,
         )
+
+
+def _confounded_over_all(spec: SweepSpec, plan: Plan) -> Iterator[Finding]:
+    """Fields that all grids together leave confounded, although no single grid varies both."""
+    names = dict.fromkeys(name for grid in spec.grids for name in _fields(grid))
+    levels = {name: [_level(trial, spec, name) for trial in plan.trials] for name in names}
+    for group in aliased(levels):
+        if not any(set(group) <= set(_fields(grid)) for grid in spec.grids):
+            text = f"over all grids: {_listed(group)} move together, their effects cannot be told apart"
+            yield Finding(code="confounded", severity="warning", text=text, remedy=_REMEDY)
+
+
+def _fields(grid: Grid) -> list[str]:
+    return [name for key in grid.axes for name in axis_fields(key)]
+
+
+def _level(trial: Trial, spec: SweepSpec, name: str) -> Any:
+    """The value of a field in a trial whose grid may not vary it: the base's then, or the preset's."""
+    if name in trial.varied:
+        return trial.varied[name]
+    own = field_value(spec.base, name)
+    return own if own is not None else _realised(trial.recipe, name.split(".")[-1])
 
 
 def aliased(fields: Mapping[str, Sequence[Any]]) -> list[tuple[str, ...]]:
@@ -72,13 +96,13 @@ def aliased(fields: Mapping[str, Sequence[Any]]) -> list[tuple[str, ...]]:
     fields   name -> its value in each cell; values are levels, not numbers
     returns  groups of two fields or more; fields that depend only jointly are one group
     """
-    columns = {name: _dummies(values) for name, values in fields.items()}
+    columns = {name: _dummies(values) for name, values in fields.items() if len(set(values)) > 1}
     everything = [np.ones((len(next(iter(fields.values()), ())), 1)), *columns.values()]
-    if not fields or _rank(everything) == sum(part.shape[1] for part in everything):
+    if not columns or _rank(everything) == sum(part.shape[1] for part in everything):
         return []
     involved = [
         name
-        for name in fields
+        for name in columns
         if _rank(everything) - _rank([part for part in everything if part is not columns[name]])
         < columns[name].shape[1]
     ]
@@ -111,7 +135,7 @@ def _connected(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, ...]]:
 
 def _alone(grid: Grid, name: str, group: Sequence[str]) -> bool:
     """Whether another grid varies this field without the others of its group."""
-    fields = {field for key in grid.axes for field in axis_fields(key)}
+    fields = set(_fields(grid))
     return name in fields and not fields & (set(group) - {name})
 
 
@@ -196,29 +220,34 @@ _CHANGED_BY = {
 }
 
 
-def _hidden_changes(grid: Grid, trials: Sequence[Trial]) -> Iterator[Finding]:
+def _hidden_changes(spec: SweepSpec, of_grid: Mapping[str, Sequence[Trial]]) -> Iterator[Finding]:
     """What a preset's rule changes along with an axis, although no axis names it."""
-    fields = [name for key in grid.axes for name in axis_fields(key)]
-    for name in _REALISED:
-        if set(fields) & {name, *_CHANGED_BY.get(name, ())}:
-            continue
-        values = [_realised(trial.recipe, name) for trial in trials]
-        mover = next((axis for axis in fields if _decides(axis, trials, values)), None)
-        if len(set(values)) > 1 and mover is not None:
-            yield _hidden_change(grid, name, mover, trials, values)
+    found: dict[tuple[str, str], list[str]] = {}
+    for grid in spec.grids:
+        fields, trials = _fields(grid), of_grid[grid.name]
+        for name in _REALISED:
+            values = [_realised(trial.recipe, name) for trial in trials]
+            if len(set(values)) > 1 and not set(fields) & {name, *_CHANGED_BY.get(name, ())}:
+                mover = next((axis for axis in fields if _decides(axis, trials, values)), None)
+                if mover is not None:
+                    found.setdefault((name, mover), []).append(grid.name)
+    for (name, mover), grids in found.items():
+        if not (name == "decay_tokens" and spec.base.schedule.decay_fraction is not None):  # the file says so itself
+            yield _hidden_change(name, mover, grids, of_grid[grids[0]])
 
 
-def _hidden_change(grid: Grid, name: str, mover: str, trials: Sequence[Trial], values: Sequence[Any]) -> Finding:
-    first, last = trials[values.index(min(values))], trials[values.index(max(values))]
+def _hidden_change(name: str, mover: str, grids: Sequence[str], trials: Sequence[Trial]) -> Finding:
+    """name: a field of the recipe; mover: the axis that it follows; trials: of one grid where it does"""
     field = {"peak_lr": "learning_rate"}.get(name, name)
-    source = first.sources.get(field, first.sources.get(f"schedule.{field}", ""))
-    if name == "decay_tokens":
-        source = "schedule.decay_fraction"
+    low = min(trials, key=lambda trial: _realised(trial.recipe, name))
+    high = max(trials, key=lambda trial: _realised(trial.recipe, name))
+    source = low.sources.get(field, low.sources.get(f"schedule.{field}"))
+    where = f"grid {grids[0]}" if len(grids) == 1 else f"{len(grids)} grids"
     return Finding(
         code="hidden-change",
         severity="warning",
-        text=f"grid '{grid.name}': {name} changes with {mover}, from {min(values):g} at {first.varied[mover]} to "
-        f"{max(values):g} at {last.varied[mover]}" + (f" ({source})" if source else ""),
+        text=f"{where}: {field} follows {mover}, from {_realised(low.recipe, name):.4g} at {low.varied[mover]} to "
+        f"{_realised(high.recipe, name):.4g} at {high.varied[mover]}" + (f": {source}" if source else ""),
         remedy=f"fix {field} in `base`, vary it in a grid of its own, or say in the question that {mover} includes it",
     )
 
@@ -243,7 +272,10 @@ def _resources_differ(spec: SweepSpec, plan: Plan) -> Iterator[Finding]:
     scales = dict.fromkeys(trial.recipe.model.scale for trial in plan.trials)
     resources = {scale: spec.execution.resources_of(scale) for scale in scales}
     if len({(r.cpus, r.gpus) for r in resources.values()}) > 1:
-        each = ", ".join(f"{scale}: {r.cpus} CPUs, {r.gpus:g} GPUs" for scale, r in resources.items())
+        alike: dict[str, list[str]] = {}
+        for scale, r in resources.items():
+            alike.setdefault(f"{r.cpus} CPUs, {r.gpus:g} GPUs", []).append(scale)
+        each = "; ".join(f"{', '.join(scales)}: {what}" for what, scales in alike.items())
         yield Finding(
             code="resources-differ",
             severity="note",

@@ -33,12 +33,17 @@ OURS = "geosweep's own, for small models on small text"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFacts:
-    """What a plan needs to know of a prepared corpus; digest None: assumed, since it is not prepared."""
+    """What a plan needs to know of a prepared corpus.
+
+    digest            None: assumed, since it is not prepared
+    tokens            for training; heldout_domains: evaluation sets that it is a suite of
+    """
 
     name: str
     digest: str | None
     vocab_size: int
     tokens: int | None
+    heldout_domains: int = 0
 
 
 def assumed_corpus(name: str) -> CorpusFacts:

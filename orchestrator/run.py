@@ -19,9 +19,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from orchestrator.corpora import corpus_facts, require_corpora
+from orchestrator.corpora import require_corpora
 from orchestrator.legs import Leg, LegQueue, with_descendants
-from orchestrator.plan import Plan, load_plan
+from orchestrator.plan import Plan
+from orchestrator.preview import preview, refuse_above_limits
 from orchestrator.progress import Counts, Screen
 from orchestrator.spec import SweepSpec
 from orchestrator.standing import read_standing
@@ -51,13 +52,17 @@ class SessionEnd:
     problems: tuple[str, ...]
 
 
-def run_sweep(text: str, source: str, root: Path, screen: Screen) -> SessionEnd:
+def run_sweep(text: str, source: str, root: Path, screen: Screen, *, share: bool = True) -> SessionEnd:
     """Do what is left of a sweep.
 
     text, source  the sweep file and its name for messages;  root  the store's folder, made where there is none
-    raises        InputError before anything started; EnvironmentFault where the machine or the store is at fault
+    share         False: each trial trains alone
+    raises        InputError before anything started, also if the plan is above the sweep's limits; EnvironmentFault
+                  where the machine or the store is at fault
     """
-    spec, plan = load_plan(text, source, corpus_facts(root))
+    seen = preview(text, source, root, share=share)
+    refuse_above_limits(seen, source)
+    spec, plan = seen.spec, seen.plan
     require_corpora(root, plan)
     layout = create_or_open(root)
     with _only_driver(layout):

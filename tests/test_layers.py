@@ -22,7 +22,7 @@ ORDER = {
     "evaluators": "config metrics geometry suites loss evaluate actors __main__",
     "orchestrator": (
         "spec presets identity sharing plan retention machines cost lint changes schema store corpora views query legs "
-        "standing planpage attempt tune evals progress run status cli __main__"
+        "standing attempt tune evals preview planpage progress run status cli __main__"
     ),
     "orchestrator.store": "durable layout inbox registry sweeps",
 }
