@@ -158,6 +158,44 @@ def data_verify(name: str, store: StoreOption = DEFAULT_STORE) -> None:
     out.print(f"corpus '{name}': every file is what its manifest says")
 
 
+@app.command()
+def bench(
+    scale: Annotated[str, typer.Option(help="a published scale of the family, or tiny-32, tiny-64, tiny-96")] = "14M",
+    family: Annotated[Literal["olmo", "pythia"], typer.Option()] = "olmo",
+    context: Annotated[int, typer.Option(help="tokens of a sequence")] = 2048,
+    batch_size: Annotated[int, typer.Option(help="sequences of a step")] = 8,
+    micro_batch: Annotated[int | None, typer.Option(help="sequences of a forward pass; default: the batch")] = None,
+    precision: Annotated[Literal["float32", "bfloat16"], typer.Option()] = "float32",
+    corpus: Annotated[str, typer.Option(help="a prepared corpus")] = "builtin",
+    threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
+    seconds: Annotated[float, typer.Option(help="of timed steps")] = 20.0,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Measure how fast this machine trains a scale; `plan` then counts its hours with it."""
+    from orchestrator.bench import measure
+    from orchestrator.spec import Base
+
+    base = Base(
+        preset="tiny",
+        family=family,
+        scale=scale,
+        context=context,
+        batch_size=batch_size,
+        precision=precision,
+        corpus=corpus,
+        token_budget=10_000 * batch_size * context,
+        repeat=True,
+    )
+    row = measure(store, base, threads=threads, micro_batch=micro_batch, seconds=seconds)
+    rate = row["tokens_per_s"]
+    out.print(
+        f"{row['device']}, {threads} threads: {family} {scale}, {batch_size} x {context} tokens a step, {precision}:\n"
+        f"{rate:,.0f} tokens/s ({rate * row['flops_per_token'] / 1e9:,.1f} GFLOP/s) by the median of {row['steps']} "
+        f"steps; stored in {store}",
+        markup=False,
+    )
+
+
 # --- a sweep --------------------------------------------------------------------------------------------------------
 
 

@@ -29,9 +29,13 @@ WEIGHT_BYTES, STATE_BYTES = 4, 8  # a parameter: float32; AdamW's two moments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceHours:
-    """Hours of one device for the whole plan and for what is left of it; source: how sure that is."""
+    """Hours of one device for the whole plan and for what is left of it; source: how sure that is.
+
+    kind   cuda or cpu
+    """
 
     device: str
+    kind: str
     hours: float
     hours_left: float
     measured: bool
@@ -99,6 +103,7 @@ def make_bill(
         hours=tuple(
             DeviceHours(
                 device=device.name,
+                kind=device.kind,
                 hours=_hours(all_costs, device),
                 hours_left=_hours(costs_left, device),
                 measured=bool(device.measured),
@@ -123,7 +128,7 @@ def over_limits(bill: Bill, limits: Limits) -> list[str]:
     if limits.gpu is not None and limits.gpu not in (names := [hours.device for hours in bill.hours]):
         return [*problems, f"limits.gpu: no GPU type '{limits.gpu}'{nearest(limits.gpu, names)}"]
     if limits.max_gpu_hours is not None:
-        chosen = [hours for hours in bill.hours if hours.device == limits.gpu] or bill.hours
+        chosen = [h for h in bill.hours if h.device == limits.gpu or (limits.gpu is None and h.kind == "cuda")]
         most = max(chosen, key=lambda hours: hours.hours)
         if most.hours > limits.max_gpu_hours:
             problems.append(

@@ -24,12 +24,14 @@ A100."""
 class Device:
     """One type of device.
 
+    kind         cuda or cpu
     peak_flops   FLOP/s of dense bfloat16 matrix products by its data sheet; None for a device that was measured
     measured     (FLOPs a token of the model, FLOP/s that its training reached), ascending; empty: nothing measured
     source       where the numbers come from, in words
     """
 
     name: str
+    kind: str
     peak_flops: float | None
     measured: tuple[tuple[float, float], ...]
     source: str
@@ -45,7 +47,7 @@ class Device:
 
 def _assumed(name: str, peak_teraflops: float) -> Device:
     source = f"assumed: {ASSUMED_UTILISATION:.0%} of its data sheet's {peak_teraflops:g} TFLOP/s"
-    return Device(name=name, peak_flops=peak_teraflops * 1e12, measured=(), source=source)
+    return Device(name=name, kind="cuda", peak_flops=peak_teraflops * 1e12, measured=(), source=source)
 
 
 # Dense bfloat16 products, NVIDIA. The data sheets of L4, L40S, H100 and H200 print twice these figures, with sparsity.
@@ -62,15 +64,18 @@ SHIPPED = (
 def devices(speeds: Iterable[Mapping[str, Any]]) -> tuple[Device, ...]:
     """The shipped types, and those of the table `speeds`; a measured device takes the place of an assumed one.
 
-    speeds   rows with device, flops_per_token, tokens_per_s; of several for one model the newest counts
+    speeds   rows of the table; of several for one model the newest counts
     """
     points: dict[str, dict[float, float]] = {}
+    kinds: dict[str, str] = {}
     for row in sorted(speeds, key=lambda row: row["time"]):
         cost = row["flops_per_token"]
         points.setdefault(row["device"], {})[cost] = cost * row["tokens_per_s"]
+        kinds[row["device"]] = row["kind"]
     measured = tuple(
         Device(
             name=name,
+            kind=kinds[name],
             peak_flops=None,
             measured=tuple(sorted(found.items())),
             source=f"measured by `geosweep bench` at {len(found)} model{'s'[: len(found) > 1]}",

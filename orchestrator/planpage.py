@@ -71,6 +71,7 @@ def as_json(seen: Preview) -> dict[str, Any]:
             hours.device: {
                 "hours": hours.hours,
                 "left": hours.hours_left,
+                "kind": hours.kind,
                 "measured": hours.measured,
                 "source": hours.source,
             }
@@ -333,7 +334,8 @@ def _last_lines(seen: Preview, start: str) -> Iterator[Text]:
         yield Text(f"above its limits: {line}", style="bold red")
     warnings = sum(finding.severity == "warning" for finding in seen.findings)
     if warnings:
-        yield Text(f"{warnings} of the remarks on the design are warnings (--strict refuses them)", style="yellow")
+        many = f"{warnings} warning{'s' if warnings > 1 else ''}"
+        yield Text(f"{many} about the design; --strict refuses such a sweep", style="yellow")
     if seen.over:
         yield Text("nothing of this sweep will start")
     elif seen.standing.left or any(cost.owed for cost in seen.bill.evaluations):

@@ -304,6 +304,7 @@ SPEEDS = Table(
         _column("speed", STRING, "id of the measurement"),
         _TIME,
         _column("device", STRING, "name of the device"),
+        _column("kind", STRING, "cuda or cpu"),
         _column("family", STRING, "model family: olmo, pythia, ..."),
         _column("scale", STRING, "name of the model scale"),
         _column("context", INT, "length of a training sequence", "tokens"),

@@ -66,9 +66,9 @@ def _byte_count(given: object) -> object:
     return _whole_number(given)
 
 
-Tokens = Annotated[int, BeforeValidator(_whole_number), Field(ge=0)]
-Whole = Annotated[int, BeforeValidator(_whole_number), Field(gt=0)]
-Bytes = Annotated[int, BeforeValidator(_byte_count), Field(gt=0)]
+Tokens = Annotated[int, Field(ge=0), BeforeValidator(_whole_number)]
+Whole = Annotated[int, Field(gt=0), BeforeValidator(_whole_number)]
+Bytes = Annotated[int, Field(gt=0), BeforeValidator(_byte_count)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
@@ -101,7 +101,7 @@ class Base(Frozen):
     token_budget              tokens of the whole trial; a whole number of steps
     learning_rate             peak learning rate, absolute
     learning_rate_multiplier  peak as a multiple of the preset's rule for this scale; instead of learning_rate
-    schedule                  see ScheduleFields
+    schedule                  the learning rate over tokens, see base.schedule
     weight_decay              decoupled weight decay of AdamW
     decay_all                 weight decay also on norm gains, biases and embeddings
     beta1, beta2, eps         AdamW
@@ -188,7 +188,7 @@ class Keep(Frozen):
     """Which checkpoints stay in the store; none goes while a segment or an evaluation still needs it.
 
     weights   all | last: of every checkpoint that the sweep asks for, or of each trial's last one only
-    state     last | all | none: optimizer state: training needs it to go on; twice the size of the weights
+    state     last | all | none: optimizer state, without which training cannot go on; twice the size of the weights
     """
 
     weights: Literal["all", "last"] = "all"
@@ -210,7 +210,11 @@ class Limits(Frozen):
 
 
 class Resources(Frozen):
-    """What a trial of one scale holds while it trains. cpus also is its number of threads; gpus may be a fraction."""
+    """What a trial of one scale holds while it trains.
+
+    cpus   also its number of threads
+    gpus   may be a fraction: 0.25 lets four trials share one
+    """
 
     cpus: Whole = 1
     gpus: NonNegative = 0.0
@@ -219,7 +223,7 @@ class Resources(Frozen):
 class Execution(Frozen):
     """How and where; never part of an id.
 
-    resources        scale -> Resources; `default` for the scales not named
+    resources        scale -> what a trial of it holds; `default` for the scales not named
     evaluators       evaluation actors beside the trials
     micro_batch      sequences of one forward pass; absent: the whole batch
     rescue_seconds   a trial saves its state at least this often, between its checkpoints

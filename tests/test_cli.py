@@ -96,7 +96,7 @@ def test_plan_as_json_holds_each_trial_with_its_filled_recipe_and_the_sources(st
     plan = json.loads(done.stdout)
     assert plan["unique_trials"] == 2
     assert plan["tokens_asked"] == plan["tokens_trained"] == 16_384
-    assert plan["evaluations"] == {"geometry": 5}
+    assert {name: counts["asked"] for name, counts in plan["evaluations"].items()} == {"geometry": 5}
     trial = plan["trials"][0]
     assert trial["recipe"]["optimizer"]["beta2"] == 0.95
     assert trial["sources"]["beta2"] == "OLMo and Pythia alike"

@@ -22,7 +22,8 @@ ORDER = {
     "evaluators": "config metrics geometry suites loss evaluate actors __main__",
     "orchestrator": (
         "spec presets identity sharing plan retention machines cost lint changes schema store corpora views query legs "
-        "standing attempt tune evals preview planpage progress run status cli __main__"
+        "standing attempt tune evals preview planpage bench progress run status reference "
+        "cli __main__"
     ),
     "orchestrator.store": "durable layout inbox registry sweeps",
 }
