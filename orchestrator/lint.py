@@ -36,8 +36,7 @@ def lint(spec: SweepSpec, plan: Plan) -> tuple[Finding, ...]:
     """Everything that the design of a sweep cannot tell apart, leaves out, repeats or changes on the side."""
     of_grid = {grid.name: [trial for trial in plan.trials if grid.name in trial.grids] for grid in spec.grids}
     findings = [
-        *(finding for grid in spec.grids for finding in _confounded_in_grid(grid, of_grid[grid.name], spec)),
-        *_confounded_over_all(spec, plan),
+        *_confounded(spec, plan, of_grid),
         *(finding for grid in spec.grids for finding in _missing_in_tuples(grid)),
         *_missing_between_grids(spec.grids),
         *_hidden_changes(spec, of_grid),
@@ -52,30 +51,28 @@ def lint(spec: SweepSpec, plan: Plan) -> tuple[Finding, ...]:
 # --- axes that move together ----------------------------------------------------------------------------------------
 
 
-_REMEDY = "give each field an axis of its own, or say in the question that only their joint effect is meant"
-
-
-def _confounded_in_grid(grid: Grid, trials: Sequence[Trial], spec: SweepSpec) -> Iterator[Finding]:
-    """Fields of one grid whose effects no additive model of its cells can part."""
-    for group in aliased({name: [trial.varied[name] for trial in trials] for name in _fields(grid)}):
-        alone = [name for name in group for other in spec.grids if other is not grid and _alone(other, name, group)]
-        elsewhere = f"; another grid varies {_listed(dict.fromkeys(alone))} alone" if alone else ""
-        yield Finding(
-            code="confounded",
-            severity="warning",
-            text=f"grid '{grid.name}': {_listed(group)} move together, their effects cannot be told apart{elsewhere}",
-            remedy=_REMEDY,
-        )
-
-
-def _confounded_over_all(spec: SweepSpec, plan: Plan) -> Iterator[Finding]:
-    """Fields that all grids together leave confounded, although no single grid varies both."""
+def _confounded(spec: SweepSpec, plan: Plan, of_grid: Mapping[str, Sequence[Trial]]) -> Iterator[Finding]:
+    """Fields whose effects no additive model can part: of the cells of one grid, or of all grids together."""
+    told: list[set[str]] = []
+    for grid in spec.grids:
+        for group in aliased({name: [t.varied[name] for t in of_grid[grid.name]] for name in _fields(grid)}):
+            told.append(set(group))
+            alone = [name for name in group if any(_alone(other, name, group) for other in spec.grids)]
+            elsewhere = f"; another grid varies {_listed(alone)} alone" if alone else ""
+            yield _moves_together(f"grid '{grid.name}'", group, elsewhere)
     names = dict.fromkeys(name for grid in spec.grids for name in _fields(grid))
-    levels = {name: [_level(trial, spec, name) for trial in plan.trials] for name in names}
-    for group in aliased(levels):
-        if not any(set(group) <= set(_fields(grid)) for grid in spec.grids):
-            text = f"over all grids: {_listed(group)} move together, their effects cannot be told apart"
-            yield Finding(code="confounded", severity="warning", text=text, remedy=_REMEDY)
+    for group in aliased({name: [_level(trial, spec, name) for trial in plan.trials] for name in names}):
+        if not any(set(group) <= fields for fields in told):
+            yield _moves_together("over all grids", group, "")
+
+
+def _moves_together(where: str, group: Sequence[str], elsewhere: str) -> Finding:
+    return Finding(
+        code="confounded",
+        severity="warning",
+        text=f"{where}: {_listed(group)} move together, their effects cannot be told apart{elsewhere}",
+        remedy="give each field an axis of its own, or say in the question that only their joint effect is meant",
+    )
 
 
 def _fields(grid: Grid) -> list[str]:

@@ -30,7 +30,7 @@ def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
     file = layout.sweep(plan.sweep, plan.revision)
     make_folder(file.parent)
     write_new(file, text.encode(), layout.temporary())
-    write_new(layout.plan(plan.sweep, plan.revision), _plan_json(plan).encode(), layout.temporary())
+    write_new(layout.plan(plan.sweep, plan.revision), plan_json(plan).encode(), layout.temporary())
     publish(layout, "trials", [_trial_row(plan, trial) for trial in plan.trials])
     publish(layout, "chains", list(_chain_rows(plan)))
     for rows in _asked_rows(plan).values():
@@ -65,7 +65,8 @@ def _submitted(layout: StoreLayout) -> dict[str, str]:
     return {row["sweep"]: row["detail"] for row in sorted(rows, key=lambda row: row["time"])}
 
 
-def _plan_json(plan: Plan) -> str:
+def plan_json(plan: Plan) -> str:
+    """The filled plan as the store keeps it; `changes` compares a later one with it."""
     trials = [
         {
             "trial": trial.id,
