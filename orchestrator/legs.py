@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from orchestrator import identity
@@ -20,6 +20,29 @@ from trainers.config import Frozen, Recipe
 from trainers.schedule import pieces
 
 # --- what is left ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Of a plan's segments.
+
+    committed   whose checkpoint was made, by whichever sweep, even if it is not kept any more
+    diverged    whose loss stopped being finite
+    left        what is still to be trained, parents first, each from where it really starts (work_left)
+    """
+
+    committed: frozenset[str]
+    diverged: frozenset[str]
+    left: tuple[Segment, ...]
+
+    @property
+    def tokens_left(self) -> int:
+        return sum(segment.tokens for segment in self.left)
+
+
+def nothing_stored(plan: Plan) -> Standing:
+    """Where a plan stands in a store that does not exist yet."""
+    return Standing(committed=frozenset(), diverged=frozenset(), left=plan.segments)
 
 
 def work_left(

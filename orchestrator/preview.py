@@ -3,7 +3,8 @@
 sweep file + store -> [preview] -> plan page, run
 in    the text of a sweep file; the folder of a store, which need not exist
 out   Preview, plain data
-not   changing anything; Ray, torch
+not   changing anything; Ray, torch. What reads the store's tables is loaded only where there is a store: a plan before
+      the first session answers at once
 """
 
 from __future__ import annotations
@@ -17,17 +18,12 @@ from typing import Any
 from orchestrator.changes import Changes, changes_since
 from orchestrator.corpora import corpus_facts
 from orchestrator.cost import Bill, make_bill, over_limits
-from orchestrator.evals import Ledger
+from orchestrator.legs import Standing, nothing_stored
 from orchestrator.lint import Finding, lint
 from orchestrator.machines import devices
 from orchestrator.plan import Evaluation, Plan, load_plan
 from orchestrator.presets import CorpusFacts
-from orchestrator.schema import SPEEDS
 from orchestrator.spec import SweepSpec, refuse
-from orchestrator.standing import Standing, nothing_stored, read_standing
-from orchestrator.store.inbox import list_units, read_unit
-from orchestrator.store.layout import StoreLayout, open_existing
-from orchestrator.store.sweeps import current_revision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +50,16 @@ def preview(text: str, source: str, root: Path, *, share: bool = True) -> Previe
     """
     corpora = corpus_facts(root)
     spec, plan = load_plan(text, source, corpora, share=share)
-    layout = open_existing(root) if (root / "geosweep.json").exists() else None
-    standing = read_standing(layout, plan) if layout else nothing_stored(plan)
-    owed = _owed(layout, plan, standing) if layout else plan.evaluations
-    bill = make_bill(plan, spec.keep, standing.left, owed, devices(_speeds(layout)), _domains(corpora))
+    stored = _read_stored(root, plan) if (root / "geosweep.json").exists() else _nothing(plan)
+    standing = stored.standing
+    bill = make_bill(plan, spec.keep, standing.left, stored.owed, devices(stored.speeds), _domains(corpora))
     return Preview(
         spec=spec,
         plan=plan,
         standing=standing,
         bill=bill,
         findings=lint(spec, plan),
-        changes=_changes(layout, plan, standing) if layout else None,
+        changes=changes_since(stored.last_plan, plan, standing.left) if stored.last_plan else None,
         over=tuple(over_limits(bill, spec.limits)),
     )
 
@@ -83,25 +78,37 @@ def refuse_warnings(findings: Collection[Finding], source: str) -> None:
         raise refuse(source, lines, "refused because of --strict")
 
 
-def _owed(layout: StoreLayout, plan: Plan, standing: Standing) -> tuple[Evaluation, ...]:
-    ledger = Ledger(layout, plan)
-    ledger.owed(standing.committed)
-    return ledger.left
-
-
-def _speeds(layout: StoreLayout | None) -> list[Mapping[str, Any]]:
-    if layout is None:
-        return []
-    return [row for path in list_units(layout, "speeds") for row in read_unit(path, SPEEDS).to_pylist()]
-
-
 def _domains(corpora: Mapping[str, CorpusFacts]) -> dict[str, int]:
     return {name: facts.heldout_domains for name, facts in corpora.items() if facts.heldout_domains}
 
 
-def _changes(layout: StoreLayout, plan: Plan, standing: Standing) -> Changes | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """What the store says of a plan. last_plan: of the revision that was submitted last, as the store keeps it."""
+
+    standing: Standing
+    owed: tuple[Evaluation, ...]
+    speeds: tuple[Mapping[str, Any], ...]
+    last_plan: Mapping[str, Any] | None
+
+
+def _nothing(plan: Plan) -> _Stored:
+    return _Stored(standing=nothing_stored(plan), owed=plan.evaluations, speeds=(), last_plan=None)
+
+
+def _read_stored(root: Path, plan: Plan) -> _Stored:
+    from orchestrator.evals import Ledger
+    from orchestrator.schema import SPEEDS
+    from orchestrator.standing import read_standing
+    from orchestrator.store.inbox import list_units, read_unit
+    from orchestrator.store.layout import open_existing
+    from orchestrator.store.sweeps import current_revision
+
+    layout = open_existing(root)
+    standing = read_standing(layout, plan)
+    ledger = Ledger(layout, plan)
+    ledger.owed(standing.committed)
     revision = current_revision(layout, plan.sweep)
-    if revision is None:
-        return None
-    stored = json.loads(layout.plan(plan.sweep, revision).read_text(encoding="utf-8"))
-    return changes_since(stored, plan, standing.left)
+    last = json.loads(layout.plan(plan.sweep, revision).read_text(encoding="utf-8")) if revision else None
+    speeds = tuple(row for path in list_units(layout, "speeds") for row in read_unit(path, SPEEDS).to_pylist())
+    return _Stored(standing=standing, owed=ledger.left, speeds=speeds, last_plan=last)
