@@ -305,9 +305,11 @@ def _left(whole: float, left: float, form: str | None = None) -> str:
 
 
 def _evaluations_line(cost: EvaluationCost, bill: Bill) -> str:
-    share = (
-        "no estimate of their cost" if cost.flops is None else f"{cost.flops / bill.flops:.2%} of the training FLOPs"
-    )
+    if cost.flops is None:
+        share = "no estimate of their cost"
+    else:
+        part = cost.flops / bill.flops
+        share = f"{part:.2%} of the training FLOPs" if part >= 1e-4 else "under 0.01% of the training FLOPs"
     return f"{cost.asked:,} evaluations{_left(cost.asked, cost.owed)}: {share}"
 
 

@@ -111,6 +111,16 @@ def test_a_design_with_warnings_is_valid_and_strict_refuses_it(store_root: Path,
         assert "one-seed" in strict.stderr
 
 
+def test_no_share_plans_each_trial_alone(store_root: Path) -> None:
+    shared, alone = (
+        json.loads(geosweep("plan", "smoke", "--store", store_root, "--json", *flag).stdout)
+        for flag in ([], ["--no-share"])
+    )
+    assert shared["tokens_trained"] == 9216
+    assert alone["tokens_trained"] == alone["tokens_asked"] == shared["tokens_asked"] == 12_288
+    assert alone["shared_segments"] == 0
+
+
 def test_plan_as_json_holds_each_trial_with_its_filled_recipe_and_the_sources(store_root: Path, small: Path) -> None:
     done = geosweep("plan", small, "--store", store_root, "--json")
     plan = json.loads(done.stdout)

@@ -83,6 +83,30 @@ def test_a_mistake_is_named_with_its_place(changes: dict[str, Any], problem: str
     assert any(problem in line for line in problems_of(sweep_file(**changes)))
 
 
+def test_six_wrong_axes_get_one_message_each_at_once() -> None:
+    axes: list[dict[str, Any]] = [
+        {"wieght_decay": [0.1]},
+        {"seed, tied": [[1, False, 2]]},
+        {"scale": ["4M", "13M"]},
+        {"schedule.final_fraction": [0.1, 1.1]},
+        {"token_budget": [0]},
+        {"weight_decay": [float("nan")]},
+    ]
+    problems = problems_of(sweep_file(grids=[{"name": f"g{n}", "axes": given} for n, given in enumerate(axes)]))
+    assert len(problems) == 6
+    for n, part in enumerate(
+        [
+            "no such field 'wieght_decay'; nearest is 'weight_decay'",
+            "[1, False, 2] is no tuple of 2 values for seed, tied",
+            "family 'olmo' has no scale '13M'; nearest is",
+            "1.1: input should be less than or equal to 1",
+            "0: input should be greater than 0",
+            "nan: input should be a finite number",
+        ]
+    ):
+        assert any(line.startswith(f"grids[{n}]") and part in line for line in problems), (part, problems)
+
+
 @pytest.mark.parametrize(
     ("given", "value"),
     [
