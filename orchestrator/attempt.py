@@ -117,6 +117,7 @@ class Attempt:
             segment=segment.id,
             history=segment.history,
             curve=self._curve,
+            temporary=self._layout.temporary(),
         )
         registry.commit(self._layout, segment, self._attempt)
         registry.record_event(self._layout, "committed", self._sweep, segment.id, self._attempt, self._where())
@@ -129,7 +130,8 @@ class Attempt:
         if training.tokens > segment.from_tokens:
             target = self._layout.checkpoint(segment.id, training.tokens)
             history = histories(self._leg.recipe, [training.tokens])[training.tokens]
-            training.save(target, segment=segment.id, history=history, curve=self._curve)
+            temporary = self._layout.temporary()
+            training.save(target, segment=segment.id, history=history, curve=self._curve, temporary=temporary)
             registry.drop_rescues(self._layout, segment, keep=training.tokens)
         self._saved_at = time.monotonic()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluators.config import EvaluatorSettings, GeometrySettings, LossSettings
+from evaluators.config import EvaluatorSettings, GeometrySettings, LossSettings, QuantizeSettings
 from orchestrator.machines import Device
 from orchestrator.plan import Evaluation, Plan
 from orchestrator.retention import kept
@@ -207,7 +207,18 @@ def _loss_flops(model: Model, settings: LossSettings, domains: Mapping[str, int]
     return flops_per_token(model) / 3 * settings.tokens_per_domain * domains.get(settings.suite, 1)
 
 
+def _quantize_flops(model: Model, settings: QuantizeSettings, domains: Mapping[str, int]) -> float:
+    """Losses of the model and two copies a width of bits; for each width two passes over the calibration tokens and the
+    Hessians of the four inputs of each block.
+    """
+    forward, bits = flops_per_token(model) / 3, len(settings.bits)
+    losses = (1 + 2 * bits) * forward * settings.tokens_per_domain * domains.get(settings.suite, 1)
+    hessians = 2.0 * model.layers * (3 * model.hidden_size**2 + model.mlp_size**2)
+    return losses + bits * settings.calibration_sequences * model.context * (2 * forward + hessians)
+
+
 _EVALUATION_FLOPS: Mapping[str, Callable[[Model, Any, Mapping[str, int]], float]] = {
     "geometry": _geometry_flops,
     "loss": _loss_flops,
+    "quantize": _quantize_flops,
 }

@@ -32,24 +32,21 @@ class OwedEvaluation:
 
 
 class Ledger:
-    """Which evaluations are done and which are owed; remembers only what can never change back."""
+    """Which evaluations are done and which are owed. A checkpoint never changes, so its digest is read once."""
 
     def __init__(self, layout: StoreLayout, plan: Plan) -> None:
         self._layout = layout
         self._left = list(plan.evaluations)
+        self._checkpoints: dict[str, str] = {}
         self.asked = len(plan.evaluations)
 
     def owed(self, committed: Collection[str]) -> list[OwedEvaluation]:
         """What can be evaluated now: its segment is among `committed` and its rows are not there yet."""
-        found, left = [], []
-        for evaluation in self._left:
-            if evaluation.segment not in committed:
-                left.append(evaluation)
-            elif (owed := self._owed(evaluation)) is not None:
-                left.append(evaluation)
-                found.append(owed)
-        self._left = left
-        return found
+        here = [evaluation for evaluation in self._left if evaluation.segment in committed]
+        owed = [item for evaluation in here if not self._is_stored(item := self._item(evaluation))]
+        still = {id(item.evaluation) for item in owed}
+        self._left = [e for e in self._left if e.segment not in committed or id(e) in still]
+        return owed
 
     @property
     def left(self) -> tuple[Evaluation, ...]:
@@ -60,14 +57,18 @@ class Ledger:
     def done(self) -> int:
         return self.asked - len(self._left)
 
-    def _owed(self, evaluation: Evaluation) -> OwedEvaluation | None:
+    def _item(self, evaluation: Evaluation) -> OwedEvaluation:
         folder = self._layout.checkpoint(evaluation.segment, evaluation.tokens)
-        checkpoint = read_manifest(folder).checkpoint
-        identity: list[str | int | None] = [checkpoint, evaluation.evaluator, evaluation.settings_digest]
-        identity.append(evaluation.version)
-        if (self._layout.inbox("metrics") / f"{key_of(METRICS, identity)}.parquet").exists():
-            return None
-        return OwedEvaluation(evaluation=evaluation, checkpoint=checkpoint, folder=str(folder))
+        if evaluation.segment not in self._checkpoints:
+            self._checkpoints[evaluation.segment] = read_manifest(folder).checkpoint
+        return OwedEvaluation(
+            evaluation=evaluation, checkpoint=self._checkpoints[evaluation.segment], folder=str(folder)
+        )
+
+    def _is_stored(self, item: OwedEvaluation) -> bool:
+        asked = item.evaluation
+        key = key_of(METRICS, [item.checkpoint, asked.evaluator, asked.settings_digest, asked.version])
+        return (self._layout.inbox("metrics") / f"{key}.parquet").exists()
 
 
 class EvaluationPool:

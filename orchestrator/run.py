@@ -31,7 +31,7 @@ from orchestrator.store.layout import StoreLayout, create_or_open
 from orchestrator.store.sweeps import submit
 from trainers.errors import EnvironmentFault
 
-POLL_S = 0.1
+POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +112,7 @@ class _Session:
     def run(self) -> SessionEnd:
         from cluster.connect import local_ray
 
-        self._screen.counts(self._counts())
-        with local_ray(), tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch, self._screen:
+        with self._screen, local_ray(), tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch:
             self._work(Path(scratch))
         return self.end()
 

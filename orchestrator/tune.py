@@ -15,18 +15,19 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 from ray.tune.search import Searcher
 
-from orchestrator.attempt import Attempt
 from orchestrator.legs import Leg, LegQueue
 from orchestrator.spec import Execution as SweepExecution
 from orchestrator.store import registry
 from orchestrator.store.layout import StoreLayout
 from trainers.errors import InputError
-from trainers.loop import Execution
+
+if TYPE_CHECKING:  # torch is for the workers: the driver does without it
+    from orchestrator.attempt import Attempt
 
 SLICE_SECONDS = 1.0  # a trial reports, and sees whether it is to stop, about this often
 
@@ -80,12 +81,14 @@ def stop_file(layout: StoreLayout, sweep: str) -> Path:
 
 
 def _new_attempt(layout: StoreLayout, config: Mapping[str, Any]) -> Attempt:
+    from orchestrator.attempt import Attempt
+    from trainers.loop import Execution
+
     leg = Leg.model_validate_json(config["leg"])
     execution = Execution(
         device="cuda" if config["gpus"] else "cpu",
         threads=config["cpus"],
         micro_batch=config["micro_batch"],
-        compile=False,
     )
     return Attempt(
         layout,

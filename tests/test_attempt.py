@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from orchestrator.plan import Plan, load_plan
 from orchestrator.query import Store
 from orchestrator.standing import read_standing
 from orchestrator.store import registry
-from orchestrator.store.layout import StoreLayout
+from orchestrator.store.layout import StoreLayout, create_or_open
 from orchestrator.store.sweeps import submit
 from trainers.errors import EnvironmentFault
 from trainers.loop import Execution
@@ -144,3 +146,25 @@ def test_a_corrupt_checkpoint_is_named_and_nothing_else_is_touched(store_root: P
     assert caught.value.kind == "corrupt_file"
     assert str(damaged) in str(caught.value)
     assert caught.value.next_step
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of our own needs root")
+def test_a_full_disk_is_named_and_with_space_the_same_bits_follow(store_root: Path, tmp_path: Path) -> None:
+    train(store_root, only_leg(planned(store_root)))
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", small], check=True)
+    try:
+        root = create_or_open(small / "store").root
+        shutil.copytree(store_root / "corpora", root / "corpora", dirs_exist_ok=True)
+        leg = only_leg(planned(root))
+        with pytest.raises(EnvironmentFault) as caught:
+            train(root, leg)
+        assert caught.value.kind == "storage_error"
+        assert "No space left" in str(caught.value)
+        assert "free space" in caught.value.next_step
+        subprocess.run(["mount", "-o", "remount,size=64m", small], check=True)
+        assert train(root, leg).state == "committed"
+        assert stored(root) == stored(store_root)
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)  # the corpus is still mapped

@@ -63,7 +63,7 @@ def test_a_missing_corpus_is_named_with_the_command_that_makes_it(tmp_path: Path
 
 
 def test_a_corrupt_shard_is_named_before_anything_starts(store_root: Path, small: Path) -> None:
-    shard = next((store_root / "corpora" / "builtin").glob("docs-train*.npy"))
+    shard = min((store_root / "corpora" / "builtin").glob("docs-train*.npy"))
     content = bytearray(shard.read_bytes())
     content[-7] ^= 1
     shard.write_bytes(content)

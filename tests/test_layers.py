@@ -19,7 +19,7 @@ MAY_IMPORT = {
 
 ORDER = {
     "trainers": "errors config scales schedule corpus tokens batches model head optim checkpoint loop __main__",
-    "evaluators": "config metrics geometry suites loss evaluate actors __main__",
+    "evaluators": "config metrics geometry suites loss quantize gptq_child gptq_format evaluate actors __main__",
     "orchestrator": (
         "spec presets identity sharing plan retention machines cost lint changes schema store corpora views query legs "
         "standing attempt tune evals preview planpage bench progress run status reference "

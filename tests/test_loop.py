@@ -81,20 +81,19 @@ def test_parts_of_a_batch_give_the_step_of_the_whole(micro_batch: int, corpus: P
             assert difference.norm() <= 1e-5 * parameter.grad.norm(), name
 
 
-@pytest.mark.parametrize("family", ["olmo", "pythia"])
-@pytest.mark.parametrize("split", [0, 1, 5, 11, 12])
+@pytest.mark.parametrize(("family", "split"), [("olmo", 0), ("olmo", 1), ("olmo", 7), ("olmo", 8), ("pythia", 3)])
 def test_resuming_anywhere_gives_the_bits_of_training_straight_through(
     family: str, split: int, corpus: Path, tmp_path: Path
 ) -> None:
     recipe = recipe_of(corpus, family=family)
     straight = Training.fresh(recipe, corpus, CPU)
-    curve = trained(straight, 12 * STEP)
+    curve = trained(straight, 8 * STEP)
     first = Training.fresh(recipe, corpus, CPU)
     head = trained(first, split * STEP)
     save(first, tmp_path / "split", head)
     torch.manual_seed(99)  # whatever else draws random numbers in this process
     resumed = Training.resume(tmp_path / "split", recipe, corpus, CPU)
-    tail = trained(resumed, 12 * STEP)
+    tail = trained(resumed, 8 * STEP)
     assert save(resumed, tmp_path / "resumed").checkpoint == save(straight, tmp_path / "straight").checkpoint
     joined = [*read_curve(tmp_path / "split"), *tail]
     assert [(r.step, r.loss, r.grad_norm, r.lr) for r in joined] == [(r.step, r.loss, r.grad_norm, r.lr) for r in curve]
@@ -202,7 +201,7 @@ def arguments(trial: Path, out: Path) -> list[str]:
 def test_a_stopped_command_saves_its_state_and_the_same_command_finishes_with_the_bits_of_training_straight_through(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    budget = 300 * STEP
+    budget = 150 * STEP
     trial, out = trial_file(tmp_path, corpus, [0, 8 * STEP, budget], token_budget=budget), tmp_path / "out"
     command = [sys.executable, "-m", "trainers", *arguments(trial, out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -224,7 +223,7 @@ def test_a_stopped_command_saves_its_state_and_the_same_command_finishes_with_th
     trained(straight, budget)
     expected, found = save(straight, tmp_path / "straight"), verify_checkpoint(out / str(budget))
     assert (found.weights_sha256, found.state_sha256) == (expected.weights_sha256, expected.state_sha256)
-    assert [record.step for record in read_curve(out / str(budget))] == list(range(9, 301))
+    assert [record.step for record in read_curve(out / str(budget))] == list(range(9, 151))
 
 
 def test_a_bad_trial_file_gets_all_its_problems_at_once_and_exit_code_2(

@@ -116,12 +116,15 @@ def test_the_pieces_of_a_schedule_cover_every_step_once_in_order(shape: str) -> 
     final = 1.0 if shape == "constant" else 0.1
     recipe = tiny_recipe(shape=shape, warmup_tokens=4 * STEP, decay_tokens=decay, final_fraction=final)
     found = [(piece.formula, piece.last_step) for piece in pieces(recipe)]
-    assert found == {
-        "cosine": [("rise", 3), ("flat", 4), ("cosine", 32)],
-        "linear": [("rise", 3), ("flat", 4), ("line", 32)],
-        "constant": [("rise", 3), ("flat", 32)],
-        "wsd": [("rise", 3), ("flat", 24), ("line", 32)],
-    }[shape]
+    assert (
+        found
+        == {
+            "cosine": [("rise", 3), ("flat", 4), ("cosine", 32)],
+            "linear": [("rise", 3), ("flat", 4), ("line", 32)],
+            "constant": [("rise", 3), ("flat", 32)],
+            "wsd": [("rise", 3), ("flat", 24), ("line", 32)],
+        }[shape]
+    )
 
 
 @given(st.integers(1, 32), st.integers(1, 32), st.sampled_from(SHAPES))
