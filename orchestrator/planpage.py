@@ -181,6 +181,8 @@ def _recipe(plan: Plan) -> Table:
         if values != [None]:
             given = field if field in varied else f"{field} {_range(values)}"
             source = "the corpus" if name.startswith("vocab") else sources.get(field, "the sweep file")
+            if name == "decay_tokens":
+                source = sources.get("schedule.decay_fraction", source)
             by_source.setdefault(source, []).append(given)
     for source, fields in by_source.items():
         table.add_row(", ".join(fields), Text(source, style="dim"))
@@ -205,6 +207,7 @@ def _trials(plan: Plan) -> Table:
     varying = [name for name, values in varied_values(plan).items() if len(values) > 1]
     besides = [name for name in varying if name not in _IN_TRIAL_ID]
     table = _columns("trial", "parameters", "steps", *(["besides"] if besides else []), right=("parameters", "steps"))
+    table.columns[0].min_width = max(len(trial.id) for trial in plan.trials[:SHOWN_TRIALS])
     for trial in plan.trials[:SHOWN_TRIALS]:
         parameters = count_parameters(trial.recipe.model).no_input_embedding
         row: list[RenderableType] = [Text(trial.id, no_wrap=True), f"{parameters:,}", f"{trial.recipe.steps:,}"]

@@ -150,14 +150,14 @@ def test_a_corrupt_checkpoint_is_named_and_nothing_else_is_touched(store_root: P
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of our own needs root")
 def test_a_full_disk_is_named_and_with_space_the_same_bits_follow(store_root: Path, tmp_path: Path) -> None:
-    train(store_root, only_leg(planned(store_root)))
+    train(store_root, only_leg(store_root, planned(store_root)))
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", small], check=True)
     try:
         root = create_or_open(small / "store").root
         shutil.copytree(store_root / "corpora", root / "corpora", dirs_exist_ok=True)
-        leg = only_leg(planned(root))
+        leg = only_leg(root, planned(root))
         with pytest.raises(EnvironmentFault) as caught:
             train(root, leg)
         assert caught.value.kind == "storage_error"
