@@ -72,6 +72,7 @@ class QuantizeSettings(Frozen):
                                a block takes its scale from weights as they were when the block began (as auto-gptq)
     calibration_corpus         whose training split is read; None: the one that the checkpoint was trained on
     calibration_sequences      of the model's context; the first of the order of calibration_seed
+    calibration_seed           of the order of the calibration sequences
     """
 
     evaluator: Literal["quantize"] = "quantize"

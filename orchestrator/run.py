@@ -17,19 +17,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orchestrator.corpora import corpus_facts, require_corpora
-from orchestrator.plan import Plan, load_plan
+from orchestrator.corpora import require_corpora
+from orchestrator.legs import Leg, LegQueue, with_descendants
+from orchestrator.plan import Plan
+from orchestrator.preview import preview, refuse_above_limits
 from orchestrator.progress import Counts, Screen
 from orchestrator.spec import SweepSpec
+from orchestrator.standing import read_standing
 from orchestrator.store import registry
 from orchestrator.store.layout import StoreLayout, create_or_open
 from orchestrator.store.sweeps import submit
 from trainers.errors import EnvironmentFault
-
-if TYPE_CHECKING:
-    from orchestrator.legs import Leg
 
 POLL_S = 0.2
 
@@ -52,13 +52,17 @@ class SessionEnd:
     problems: tuple[str, ...]
 
 
-def run_sweep(text: str, source: str, root: Path, screen: Screen) -> SessionEnd:
+def run_sweep(text: str, source: str, root: Path, screen: Screen, *, share: bool = True) -> SessionEnd:
     """Do what is left of a sweep.
 
     text, source  the sweep file and its name for messages;  root  the store's folder, made where there is none
-    raises        InputError before anything started; EnvironmentFault where the machine or the store is at fault
+    share         False: each trial trains alone
+    raises        InputError before anything started, also if the plan is above the sweep's limits; EnvironmentFault
+                  where the machine or the store is at fault
     """
-    spec, plan = load_plan(text, source, corpus_facts(root))
+    seen = preview(text, source, root, share=share)
+    refuse_above_limits(seen, source)
+    spec, plan = seen.spec, seen.plan
     require_corpora(root, plan)
     layout = create_or_open(root)
     with _only_driver(layout):
@@ -90,10 +94,10 @@ class _Session:
         from orchestrator.evals import Ledger
 
         self._layout, self._spec, self._plan, self._screen = layout, spec, plan, screen
-        states = registry.segment_states(layout)
-        planned = {id: states[id] for id in plan.segment_by_id if id in states}
-        self._committed = {id for id, state in planned.items() if state == "committed"}
-        self._diverged = {id for id, state in planned.items() if state == "diverged"}
+        standing = read_standing(layout, plan)
+        self._committed, self._diverged = set(standing.committed), set(standing.diverged)
+        self._left = standing.left
+        self._segments = len(self._committed.union(segment.id for segment in self._left))
         self._failed: dict[str, str] = {}
         self._committed_before = len(self._committed)
         self._ledger = Ledger(layout, plan)
@@ -114,10 +118,9 @@ class _Session:
 
     def _work(self, scratch: Path) -> None:
         from orchestrator.evals import EvaluationPool
-        from orchestrator.legs import LegQueue
         from orchestrator.tune import TuneSession
 
-        queue = LegQueue(self._plan, self._committed, self._diverged)
+        queue = LegQueue(self._left)
         pool = EvaluationPool(self._layout, self._ledger, self._spec.execution.evaluators)
         tune = TuneSession(queue, self._layout, self._plan.sweep, self._spec.execution, scratch, self._on_progress)
         with _signals(self._stopping, self._screen):
@@ -172,16 +175,14 @@ class _Session:
         self._screen.say(f"segment {segment.id} failed: {reason}\n  the rest goes on")
 
     def _trained_out(self) -> bool:
-        """Each segment is committed, or diverged, or behind a diverged one."""
-        lost = set(self._diverged)
-        for segment in self._plan.segments:  # parents stand before children
-            if segment.parent in lost:
-                lost.add(segment.id)
-        return all(segment.id in self._committed or segment.id in lost for segment in self._plan.segments)
+        """Each checkpoint that the sweep wants is committed, or diverged, or behind a diverged one."""
+        lost = with_descendants(self._plan.segments, self._diverged)
+        wanted = self._plan.segment_by_id.keys() - self._plan.forks
+        return wanted <= self._committed | lost
 
     def _counts(self) -> Counts:
         return Counts(
-            segments=len(self._plan.segments),
+            segments=self._segments,
             segments_done=len(self._committed),
             evaluations=self._ledger.asked,
             evaluations_done=self._ledger.done,

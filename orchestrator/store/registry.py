@@ -18,7 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.schema import SEGMENTS
+from orchestrator.schema import CHECKPOINTS, SEGMENTS
+from orchestrator.sharing import HeldState
 from orchestrator.store.durable import storage_faults
 from orchestrator.store.inbox import list_units, publish, read_unit
 from orchestrator.store.layout import StoreLayout
@@ -26,7 +27,7 @@ from trainers.checkpoint import CheckpointManifest, read_curve, read_manifest
 
 
 class SegmentLike(Protocol):
-    """The part of a segment that its rows need (plan.Segment, legs.LegSegment)."""
+    """The part of a segment that its rows need (sharing.Segment, legs.LegSegment)."""
 
     @property
     def id(self) -> str: ...
@@ -51,6 +52,29 @@ def segment_states(layout: StoreLayout) -> dict[str, str]:
 def is_committed(layout: StoreLayout, segment: SegmentLike) -> bool:
     """Whether the segment's last checkpoint is in the store."""
     return (layout.checkpoint(segment.id, segment.to_tokens) / "manifest.json").exists()
+
+
+def has_state(layout: StoreLayout, segment: SegmentLike) -> bool:
+    """Whether training can go on from the segment's last checkpoint: its optimizer state was not dropped."""
+    return (layout.checkpoint(segment.id, segment.to_tokens) / "state.parquet").exists()
+
+
+def drop_stateless(layout: StoreLayout, segment: SegmentLike) -> None:
+    """Make room for the segment's last checkpoint where an earlier one lies whose state was dropped."""
+    if is_committed(layout, segment) and not has_state(layout, segment):
+        aside = layout.temporary()  # a folder half removed would be neither there nor free
+        layout.checkpoint(segment.id, segment.to_tokens).rename(aside)
+        shutil.rmtree(aside)
+
+
+def held_states(layout: StoreLayout) -> list[HeldState]:
+    """Every checkpoint in the store that training can go on from, whichever sweep asked for it."""
+    return [
+        HeldState(segment=row["segment"], tokens=row["tokens"], history=row["history_digest"])
+        for path in list_units(layout, "checkpoints")
+        for row in read_unit(path, CHECKPOINTS).select(["segment", "tokens", "path", "history_digest"]).to_pylist()
+        if (layout.root / row["path"] / "state.parquet").exists()
+    ]
 
 
 def recommit(layout: StoreLayout, segment: SegmentLike, attempt: int) -> bool:

@@ -30,7 +30,7 @@ def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
     file = layout.sweep(plan.sweep, plan.revision)
     make_folder(file.parent)
     write_new(file, text.encode(), layout.temporary())
-    write_new(layout.plan(plan.sweep, plan.revision), _plan_json(plan).encode(), layout.temporary())
+    write_new(layout.plan(plan.sweep, plan.revision), plan_json(plan).encode(), layout.temporary())
     publish(layout, "trials", [_trial_row(plan, trial) for trial in plan.trials])
     publish(layout, "chains", list(_chain_rows(plan)))
     for rows in _asked_rows(plan).values():
@@ -65,13 +65,15 @@ def _submitted(layout: StoreLayout) -> dict[str, str]:
     return {row["sweep"]: row["detail"] for row in sorted(rows, key=lambda row: row["time"])}
 
 
-def _plan_json(plan: Plan) -> str:
+def plan_json(plan: Plan) -> str:
+    """The filled plan as the store keeps it; `changes` compares a later one with it."""
     trials = [
         {
             "trial": trial.id,
             "grids": list(trial.grids),
             "varied": dict(trial.varied),
             "chain": list(trial.chain),
+            "checkpoints": list(trial.checkpoints),
             "recipe": trial.recipe.model_dump(mode="json"),
             "sources": dict(trial.sources),
         }
@@ -116,6 +118,7 @@ def _trial_row(plan: Plan, trial: Trial) -> dict[str, Any]:
 
 def _chain_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     for trial in plan.trials:
+        asked = set(trial.checkpoints)
         for position, id in enumerate(trial.chain):
             segment = plan.segment_by_id[id]
             yield {
@@ -127,6 +130,7 @@ def _chain_rows(plan: Plan) -> Iterator[dict[str, Any]]:
                 "parent": segment.parent,
                 "from_tokens": segment.from_tokens,
                 "to_tokens": segment.to_tokens,
+                "asked": id in asked,
             }
 
 
