@@ -118,8 +118,10 @@ def test_a_misspelt_sweep_gets_the_nearest_name_and_no_traceback(root: Path, com
 
 
 def test_the_bundle_holds_tables_figures_sweep_file_and_digests_and_is_the_same_each_time(
-    root: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    root = tmp_path / "store"
+    make_study_store(root, scales=("4M",), batches=(32,), checkpoints=2, diverged=(3,))
     with Store(root) as store:
         write_bundle(store, root, "study", tmp_path / "a.zip")
         write_bundle(store, root, "study", tmp_path / "b.zip")
