@@ -12,10 +12,11 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(SETUP)
 
-demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, three questions in SQL
+demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, three questions in SQL, a report
 	$(BIN)/geosweep data prepare builtin
 	$(BIN)/geosweep run demo
 	$(BIN)/geosweep query --file sweeps/demo.sql
+	$(BIN)/geosweep report demo --out demo-report.html
 
 test: $(SETUP)          ## the whole suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -34,4 +35,4 @@ gptq-env: .cache/gptq-env/.installed    ## gptqmodel in an environment of its ow
 	touch $@
 
 clean:
-	rm -rf .venv geosweep-store .cache .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv geosweep-store demo-report.html .cache .mypy_cache .ruff_cache .pytest_cache

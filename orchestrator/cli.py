@@ -32,6 +32,7 @@ app.add_typer(data, name="data")
 StoreOption = Annotated[Path, typer.Option("--store", envvar="GEOSWEEP_STORE", help="folder of the store")]
 DEFAULT_STORE = Path("geosweep-store")
 SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep file, or the name of a shipped sweep")]
+SweepName = Annotated[str, typer.Argument(metavar="NAME", help="a sweep that is in the store")]
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 Strict = Annotated[bool, typer.Option("--strict", help="refuse a sweep whose design has warnings")]
 NoShare = Annotated[bool, typer.Option("--no-share", help="train each trial alone, whatever others have in common")]
@@ -285,6 +286,62 @@ def query(
             for title, text in questions(file):
                 print(f"\n{title}")
                 write_result(opened.sql(text).arrow(), form, to or sys.stdout, limit)
+
+
+@app.command()
+def stats(
+    name: SweepName,
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="mixed effects for every outcome, not fine-tuning alone")
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Say which geometry metric goes with which outcome: raw, with the recipe held, and as added R^2."""
+    from orchestrator import study as studies
+    from orchestrator.query import Store
+    from orchestrator.report import tables
+
+    with Store(store) as opened:
+        study = studies.read_study(opened, store, name)
+    found = studies.findings(study, study.outcomes if mixed else None)
+    if as_json:
+        print(json.dumps(studies.as_json(study, found), indent=2))
+    else:
+        tables.show(study, found, out)
+
+
+@app.command()
+def report(
+    name: SweepName,
+    to: Annotated[Path | None, typer.Option("--out", "-o", help="write to this file; default: report.html")] = None,
+    form: Annotated[Literal["html", "png", "pdf", "svg"], typer.Option("--format")] = "html",
+    figure: Annotated[str | None, typer.Option("--figure", help="one figure alone; not for html")] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Write one page with the figures and tables of a sweep, or its figures as single files."""
+    from orchestrator.query import Store
+    from orchestrator.report import page
+
+    with Store(store) as opened:
+        written = page.write_report(opened, store, name, form, figure, to)
+    for path in written:
+        out.print(f"{name}: {path}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def bundle(
+    name: SweepName,
+    to: Annotated[Path, typer.Option("--out", "-o", help="write to this file")] = Path("bundle.zip"),
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Pack tables, figures, sweep file and digests of a sweep into one zip file."""
+    from orchestrator.bundle import write_bundle
+    from orchestrator.query import Store
+
+    with Store(store) as opened:
+        files = write_bundle(opened, store, name, to)
+    out.print(f"{name}: {files} files in {to}", soft_wrap=True, markup=False)
 
 
 __all__ = ["EnvironmentFault", "app", "main"]
