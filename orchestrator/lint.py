@@ -84,7 +84,10 @@ def _level(trial: Trial, spec: SweepSpec, name: str) -> Any:
     if name in trial.varied:
         return trial.varied[name]
     own = field_value(spec.base, name)
-    return own if own is not None else _realised(trial.recipe, name.split(".")[-1])
+    return own if own is not None else _realised(trial.recipe, _IN_RECIPE.get(name, name.split(".")[-1]))
+
+
+_IN_RECIPE = {"learning_rate": "peak_lr"}
 
 
 def aliased(fields: Mapping[str, Sequence[Any]]) -> list[tuple[str, ...]]:
@@ -250,10 +253,11 @@ def _hidden_change(name: str, mover: str, grids: Sequence[str], trials: Sequence
 
 
 def _realised(recipe: Recipe, name: str) -> Any:
-    for holder in (recipe, recipe.schedule, recipe.optimizer, recipe.model):
+    """A field as the recipe has it; None for one that only helps to fill it, such as learning_rate_multiplier."""
+    for holder in (recipe, recipe.data, recipe.schedule, recipe.optimizer, recipe.model):
         if hasattr(holder, name):
             return getattr(holder, name)
-    raise KeyError(name)
+    return None
 
 
 def _decides(axis: str, trials: Sequence[Trial], values: Sequence[Any]) -> bool:

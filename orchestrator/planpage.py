@@ -204,17 +204,18 @@ _IN_TRIAL_ID = ("scale", "batch_size", "weight_decay", "token_budget", "seed")
 
 
 def _trials(plan: Plan) -> Table:
+    """The first trials; besides: what varies and does not stand in the id."""
     varying = [name for name, values in varied_values(plan).items() if len(values) > 1]
     besides = [name for name in varying if name not in _IN_TRIAL_ID]
-    table = _columns("trial", "parameters", "steps", *(["besides"] if besides else []), right=("parameters", "steps"))
-    table.columns[0].min_width = max(len(trial.id) for trial in plan.trials[:SHOWN_TRIALS])
-    for trial in plan.trials[:SHOWN_TRIALS]:
-        parameters = count_parameters(trial.recipe.model).no_input_embedding
-        row: list[RenderableType] = [Text(trial.id, no_wrap=True), f"{parameters:,}", f"{trial.recipe.steps:,}"]
-        if besides:
-            varied = [f"{name.split('.')[-1]} {short(trial.varied[name])}" for name in besides if name in trial.varied]
-            row.append(", ".join(varied))
-        table.add_row(*row)
+    shown = plan.trials[:SHOWN_TRIALS]
+    table = _columns("trial", *(["besides"] if besides else ["parameters", "steps"]), right=("parameters", "steps"))
+    table.columns[0].min_width = max(len(trial.id) for trial in shown)
+    for trial in shown:
+        parameters = f"{count_parameters(trial.recipe.model).no_input_embedding:,}"
+        varied = [f"{name.split('.')[-1]} {short(trial.varied[name])}" for name in besides if name in trial.varied]
+        table.add_row(
+            Text(trial.id, no_wrap=True), *([", ".join(varied)] if besides else [parameters, f"{trial.recipe.steps:,}"])
+        )
     if (more := len(plan.trials) - SHOWN_TRIALS) > 0:
         table.add_row(Text(f"and {more:,} more (--json has all)", style="dim", no_wrap=True))
     return table

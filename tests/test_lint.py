@@ -12,6 +12,7 @@ from test_spec import sweep_file
 
 from orchestrator.lint import Finding, aliased, lint
 from orchestrator.plan import load_plan
+from orchestrator.spec import AXES
 
 BASE = {"preset": "tiny", "scale": "tiny-32", "context": 32, "token_budget": 8192, "batch_size": 8}
 SEEDS = {"seed": [0, 1]}
@@ -133,3 +134,24 @@ def test_a_full_product_is_never_aliased_and_a_copied_field_always_is(levels: li
     renamed = {"copy": [f"level {value}" for value in fields["axis-0"]]}
     assert aliased({**fields, **renamed}) == [("axis-0", "copy")]
     assert np.unique(list(zip(*fields.values(), strict=True)), axis=0).shape[0] == len(cells)
+
+
+@pytest.mark.parametrize("field", [name for name in AXES if name not in ("seed", "schedule.shape")])
+def test_a_field_that_one_grid_varies_and_neither_base_nor_recipe_may_name_is_no_stumbling_block(field: str) -> None:
+    values: dict[str, Any] = {
+        "attention": ["sequential"],
+        "corpus": ["builtin"],
+        "family": ["olmo"],
+        "precision": ["float32"],
+        "scale": ["tiny-32"],
+        "schedule.decay_tokens": [None],
+        "schedule.decay_fraction": [None],
+        "schedule.warmup_tokens": [0],
+        "token_budget": [8192],
+        "tied": [False],
+        "repeat": [False],
+        "decay_all": [True],
+        "context": [32],
+        "batch_size": [8],
+    }
+    assert findings_of(SEEDS, {field: values.get(field, [0.5])}) is not None

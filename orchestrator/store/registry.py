@@ -62,9 +62,21 @@ def has_state(layout: StoreLayout, segment: SegmentLike) -> bool:
 def drop_stateless(layout: StoreLayout, segment: SegmentLike) -> None:
     """Make room for the segment's last checkpoint where an earlier one lies whose state was dropped."""
     if is_committed(layout, segment) and not has_state(layout, segment):
+        release(layout, segment)
+
+
+def release(layout: StoreLayout, segment: SegmentLike) -> None:
+    """Remove the segment's last checkpoint; its rows stay, since it was made."""
+    folder = layout.checkpoint(segment.id, segment.to_tokens)
+    if folder.exists():
         aside = layout.temporary()  # a folder half removed would be neither there nor free
-        layout.checkpoint(segment.id, segment.to_tokens).rename(aside)
+        folder.rename(aside)
         shutil.rmtree(aside)
+
+
+def release_state(layout: StoreLayout, segment: SegmentLike) -> None:
+    """Remove the optimizer state of the segment's last checkpoint: nothing will train on from it."""
+    (layout.checkpoint(segment.id, segment.to_tokens) / "state.parquet").unlink(missing_ok=True)
 
 
 def held_states(layout: StoreLayout) -> list[HeldState]:

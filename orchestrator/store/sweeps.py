@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.identity import canonical_json, recipe_digest
 from orchestrator.plan import Plan, Trial
-from orchestrator.schema import EVENTS
+from orchestrator.schema import CHAINS, EVENTS
 from orchestrator.store.durable import make_folder, write_new
 from orchestrator.store.inbox import list_units, publish, read_unit
 from orchestrator.store.layout import StoreLayout
@@ -53,6 +53,16 @@ def stored_sweep(layout: StoreLayout, sweep: str) -> Path:
             next_step="start one with `geosweep run SWEEP`",
         )
     return layout.sweep(sweep, submitted[sweep])
+
+
+def segments_of_other_sweeps(layout: StoreLayout, sweep: str) -> frozenset[str]:
+    """Every segment that a trial of another sweep in the store, in any revision, trains or trained through."""
+    return frozenset(
+        row["segment"]
+        for path in list_units(layout, "chains")
+        for row in read_unit(path, CHAINS).select(["sweep", "segment"]).to_pylist()
+        if row["sweep"] != sweep
+    )
 
 
 def _submitted(layout: StoreLayout) -> dict[str, str]:
