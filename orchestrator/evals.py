@@ -11,12 +11,14 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from orchestrator.plan import Evaluation, Plan
 from orchestrator.schema import METRICS
 from orchestrator.store.inbox import key_of, publish
 from orchestrator.store.layout import StoreLayout
+from orchestrator.store.registry import checkpoint_digests
 from trainers.checkpoint import read_manifest
 
 TRIES = 3  # of one evaluation in one session, when the machine breaks it
@@ -37,7 +39,9 @@ class Ledger:
     def __init__(self, layout: StoreLayout, plan: Plan) -> None:
         self._layout = layout
         self._left = list(plan.evaluations)
-        self._checkpoints: dict[str, str] = {}
+        self._checkpoints = checkpoint_digests(layout)
+        self.out_of_reach = 0
+        """Evaluations that are asked of checkpoints whose weights were not kept; as of the last `owed`."""
         self.asked = len(plan.evaluations)
 
     def owed(self, committed: Collection[str]) -> list[OwedEvaluation]:
@@ -46,7 +50,9 @@ class Ledger:
         owed = [item for evaluation in here if not self._is_stored(item := self._item(evaluation))]
         still = {id(item.evaluation) for item in owed}
         self._left = [e for e in self._left if e.segment not in committed or id(e) in still]
-        return owed
+        reachable = [item for item in owed if Path(item.folder).exists()]
+        self.out_of_reach = len(owed) - len(reachable)
+        return reachable
 
     @property
     def left(self) -> tuple[Evaluation, ...]:

@@ -225,13 +225,15 @@ class _Session:
 
     def end(self) -> SessionEnd:
         owed = self._ledger.owed(self._committed)
+        gone = self._ledger.out_of_reach
+        not_kept = [f"{gone} evaluations are asked of checkpoints that were not kept: they cannot be made"] * bool(gone)
         return SessionEnd(
             sweep=self._plan.sweep,
             trained=len(self._committed) - self._committed_before,
             evaluated=self._ledger.done - self._evaluated_before,
-            complete=self._trained_out() and not owed,
+            complete=self._trained_out() and not owed and not gone,
             stopped=self._stopping.is_set(),
-            problems=(*self._faults, *(f"{segment}: {reason}" for segment, reason in self._failed.items())),
+            problems=(*not_kept, *self._faults, *(f"{segment}: {reason}" for segment, reason in self._failed.items())),
         )
 
 

@@ -89,6 +89,16 @@ def held_states(layout: StoreLayout) -> list[HeldState]:
     ]
 
 
+def checkpoint_digests(layout: StoreLayout) -> dict[str, str]:
+    """The digest of the checkpoint at each committed segment's end, also of those that are not kept."""
+    rows = (
+        row
+        for path in list_units(layout, "checkpoints")
+        for row in read_unit(path, CHECKPOINTS).select(["segment", "checkpoint"]).to_pylist()
+    )
+    return {row["segment"]: row["checkpoint"] for row in rows}
+
+
 def recommit(layout: StoreLayout, segment: SegmentLike, attempt: int) -> bool:
     """Whether the segment's last checkpoint is there; if so, its rows are too when this returns."""
     if not is_committed(layout, segment):
