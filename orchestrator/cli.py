@@ -260,6 +260,20 @@ def status(
 
 
 @app.command()
+def trial(
+    name: Annotated[str, typer.Argument(metavar="TRIAL", help="id of a trial, or the start of one")],
+    sweep: Annotated[str | None, typer.Option(help="which sweep's, where several have it")] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Show one cell: recipe, loss, segments, checkpoints, metrics, events."""
+    from orchestrator import trialpage
+    from orchestrator.query import Store
+
+    with Store(store) as opened:
+        trialpage.show(trialpage.read_trial(opened, name, sweep), out)
+
+
+@app.command()
 def query(
     sql: Annotated[str | None, typer.Argument(metavar="SQL", help="one SELECT")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="SELECTs with a comment above each")] = None,

@@ -22,8 +22,8 @@ ORDER = {
     "evaluators": "config metrics geometry suites loss quantize gptq_child gptq_format evaluate actors __main__",
     "orchestrator": (
         "spec presets identity sharing plan retention machines cost lint changes schema store corpora views query legs "
-        "standing attempt tune evals preview planpage bench progress run status statistics study report bundle "
-        "reference cli __main__"
+        "standing attempt tune evals preview planpage bench progress run status trialpage statistics study report "
+        "bundle reference cli __main__"
     ),
     "orchestrator.report": "style figures effects matrices tables page",
     "orchestrator.store": "durable layout inbox registry sweeps",
