@@ -121,7 +121,7 @@ def test_the_bundle_holds_tables_figures_sweep_file_and_digests_and_is_the_same_
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "store"
-    make_study_store(root, scales=("4M",), batches=(32,), checkpoints=2, diverged=(3,))
+    make_study_store(root, scales=("4M",), batches=(32,), checkpoints=2, finished=3, diverged=(3,))
     with Store(root) as store:
         write_bundle(store, root, "study", tmp_path / "a.zip")
         write_bundle(store, root, "study", tmp_path / "b.zip")
