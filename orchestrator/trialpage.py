@@ -77,9 +77,12 @@ _SEGMENTS = f"""
     left join checkpoints k on k.segment = c.segment and k.tokens = c.to_tokens
     order by c.position"""
 _METRICS = f"""
-    select m.tokens, m.metric, m.dataset, m.value, m.unit, m.failure
+    with measured as (
+        select checkpoint, tokens, metric, dataset, value, unit from metrics
+        union all select checkpoint, tokens, evaluator || ' failed: ' || reason, null, null, '' from failures)
+    select m.* exclude checkpoint
     from {_CHAIN} c join checkpoints k on k.segment = c.segment and k.tokens = c.to_tokens
-    join metrics m on m.checkpoint = k.checkpoint
+    join measured m on m.checkpoint = k.checkpoint
     order by m.metric, m.dataset, m.tokens"""
 _CURVE = f"select v.tokens, v.loss from {_CHAIN} c join curves v using (segment) order by v.tokens"
 _EVENTS = f"""
@@ -123,7 +126,7 @@ def _metric_table(metrics: Sequence[Mapping[str, Any]]) -> Table:
     values: dict[tuple[str, str], dict[int, Any]] = {}
     for row in metrics:
         name = (row["metric"] + (f" {row['dataset']}" if row["dataset"] else ""), row["unit"])
-        values.setdefault(name, {})[row["tokens"]] = row["failure"] or row["value"]
+        values.setdefault(name, {})[row["tokens"]] = row["value"]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("metric", *(f"{count:,}" for count in tokens), "unit"):
         table.add_column(heading, justify="left" if heading in ("metric", "unit") else "right")

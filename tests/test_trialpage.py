@@ -19,7 +19,7 @@ def test_one_cell_is_shown_from_its_recipe_to_its_events(store_root: Path) -> No
     plan = planned(store_root)
     train(store_root, only_leg(store_root, plan))
     id = plan.trials[0].id
-    for owed in Ledger(StoreLayout(store_root), plan).owed(plan.trials[0].chain):
+    for owed in Ledger(StoreLayout(store_root), plan.evaluations).owed(plan.trials[0].chain):
         store_values(store_root, owed)
     with Store(store_root) as store:
         trial = read_trial(store, id[:20])
