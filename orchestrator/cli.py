@@ -246,12 +246,16 @@ def status(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one sweep; default: all in the store")] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="draw it again every two seconds")] = False,
 ) -> None:
     """Show each cell of a sweep: complete, training, owed, diverged, failed and why."""
     from orchestrator import status as page
     from orchestrator.query import Store
 
     with Store(store) as opened:
+        if watch and not as_json:
+            page.watch(opened, name, out)
+            return
         sweeps = page.read_status(opened, name)
     if as_json:
         print(json.dumps([asdict(sweep) for sweep in sweeps], indent=2))
