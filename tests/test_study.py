@@ -125,7 +125,7 @@ def test_the_bundle_holds_tables_figures_sweep_file_and_digests_and_is_the_same_
     with Store(root) as store:
         write_bundle(store, root, "study", tmp_path / "a.zip")
         write_bundle(store, root, "study", tmp_path / "b.zip")
-        asked = store.sql("select trial, state from cells where state <> 'complete'").rows()
+        asked = store.sql("select trial, state from cells where state <> 'complete' order by trial").rows()
         trials = store.sql("select count(*) as n from trials").rows()[0]["n"]
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
     with zipfile.ZipFile(tmp_path / "a.zip") as archive:
