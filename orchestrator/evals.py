@@ -17,6 +17,7 @@ from orchestrator.plan import Evaluation, Plan
 from orchestrator.schema import METRICS
 from orchestrator.store.inbox import key_of, publish
 from orchestrator.store.layout import StoreLayout
+from orchestrator.store.tables import StoredTable
 from trainers.checkpoint import read_manifest
 
 TRIES = 3  # of one evaluation in one session, when the machine breaks it
@@ -36,14 +37,16 @@ class Ledger:
 
     def __init__(self, layout: StoreLayout, plan: Plan) -> None:
         self._layout = layout
+        self._metrics = StoredTable(layout, "metrics")
         self._left = list(plan.evaluations)
         self._checkpoints: dict[str, str] = {}
         self.asked = len(plan.evaluations)
 
     def owed(self, committed: Collection[str]) -> list[OwedEvaluation]:
         """What can be evaluated now: its segment is among `committed` and its rows are not there yet."""
-        here = [evaluation for evaluation in self._left if evaluation.segment in committed]
-        owed = [item for evaluation in here if not self._is_stored(item := self._item(evaluation))]
+        here = [self._item(evaluation) for evaluation in self._left if evaluation.segment in committed]
+        stored = self._metrics.have([_unit_key(item) for item in here])
+        owed = [item for item in here if _unit_key(item) not in stored]
         still = {id(item.evaluation) for item in owed}
         self._left = [e for e in self._left if e.segment not in committed or id(e) in still]
         return owed
@@ -59,11 +62,6 @@ class Ledger:
         return OwedEvaluation(
             evaluation=evaluation, checkpoint=self._checkpoints[evaluation.segment], folder=str(folder)
         )
-
-    def _is_stored(self, item: OwedEvaluation) -> bool:
-        asked = item.evaluation
-        key = key_of(METRICS, [item.checkpoint, asked.evaluator, asked.settings_digest, asked.version])
-        return (self._layout.inbox("metrics") / f"{key}.parquet").exists()
 
 
 class EvaluationPool:
@@ -111,6 +109,11 @@ class EvaluationPool:
         self._tries[name] = self._tries.get(name, 0) + 1
         if self._tries[name] >= TRIES:
             self.failures[name] = str(error.__cause__ or error).strip().splitlines()[-1]
+
+
+def _unit_key(owed: OwedEvaluation) -> str:
+    asked = owed.evaluation
+    return key_of(METRICS, [owed.checkpoint, asked.evaluator, asked.settings_digest, asked.version])
 
 
 def _name(owed: OwedEvaluation) -> str:

@@ -24,6 +24,7 @@ from orchestrator.plan import Plan, load_plan
 from orchestrator.progress import Counts, Screen
 from orchestrator.spec import SweepSpec
 from orchestrator.store import registry
+from orchestrator.store.committer import committing
 from orchestrator.store.layout import StoreLayout, create_or_open
 from orchestrator.store.sweeps import submit
 from trainers.errors import EnvironmentFault
@@ -109,7 +110,12 @@ class _Session:
         from cluster.connect import local_ray
 
         self._screen.counts(self._counts())
-        with local_ray(), tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch, self._screen:
+        with (
+            local_ray(),
+            tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch,
+            self._screen,
+            committing(self._layout, self._screen.say),
+        ):
             self._work(Path(scratch))
         return self.end()
 

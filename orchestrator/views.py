@@ -1,6 +1,6 @@
 """Define the views that people query, as SQL over the stored rows.
 
-store/inbox.py -> [views] -> query.py
+store/tables.py -> [views] -> query.py
 in    tables stored_<table>: every row that was ever acknowledged, kept apart from the names that people use
 out   one view per table of schema.TABLES (one row per key) and those of schema.VIEWS
 not   reading files, running SQL

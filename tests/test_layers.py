@@ -24,7 +24,7 @@ ORDER = {
         "spec presets identity plan planpage schema store corpora views query legs attempt tune evals progress run "
         "status cli __main__"
     ),
-    "orchestrator.store": "durable layout inbox registry sweeps",
+    "orchestrator.store": "durable layout leases inbox tables committer registry sweeps",
 }
 
 RAY_ALLOWED = {

@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.schema import SEGMENTS
 from orchestrator.store.durable import storage_faults
-from orchestrator.store.inbox import list_units, publish, read_unit
+from orchestrator.store.inbox import publish
 from orchestrator.store.layout import StoreLayout
+from orchestrator.store.tables import read_rows
 from trainers.checkpoint import CheckpointManifest, read_curve, read_manifest
 
 
@@ -41,10 +41,9 @@ class SegmentLike(Protocol):
 def segment_states(layout: StoreLayout) -> dict[str, str]:
     """How each segment in the store ended: committed or diverged. A failed one is to be tried again: not listed."""
     states: dict[str, str] = {}
-    for path in list_units(layout, "segments"):
-        for row in read_unit(path, SEGMENTS).select(["segment", "state"]).to_pylist():
-            if row["state"] != "failed" and states.get(row["segment"]) != "committed":
-                states[row["segment"]] = row["state"]
+    for row in read_rows(layout, "segments", ["segment", "state"]):
+        if row["state"] != "failed" and states.get(row["segment"]) != "committed":
+            states[row["segment"]] = row["state"]
     return states
 
 

@@ -13,11 +13,10 @@ from typing import Any
 
 from orchestrator.identity import canonical_json, recipe_digest
 from orchestrator.plan import Plan, Trial
-from orchestrator.schema import EVENTS
 from orchestrator.store.durable import make_folder, write_new
-from orchestrator.store.inbox import list_units, publish, read_unit
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.registry import record_event
+from orchestrator.store.tables import publish_once, read_rows
 from trainers.errors import InputError, nearest
 from trainers.scales import count_parameters, flops_per_token
 
@@ -31,10 +30,10 @@ def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
     make_folder(file.parent)
     write_new(file, text.encode(), layout.temporary())
     write_new(layout.plan(plan.sweep, plan.revision), _plan_json(plan).encode(), layout.temporary())
-    publish(layout, "trials", [_trial_row(plan, trial) for trial in plan.trials])
-    publish(layout, "chains", list(_chain_rows(plan)))
+    publish_once(layout, "trials", [_trial_row(plan, trial) for trial in plan.trials])
+    publish_once(layout, "chains", list(_chain_rows(plan)))
     for rows in _asked_rows(plan).values():
-        publish(layout, "asked", rows)
+        publish_once(layout, "asked", rows)
     if current_revision(layout, plan.sweep) != plan.revision:
         record_event(layout, "sweep_submitted", plan.sweep, detail=plan.revision)
 
@@ -56,12 +55,8 @@ def stored_sweep(layout: StoreLayout, sweep: str) -> Path:
 
 
 def _submitted(layout: StoreLayout) -> dict[str, str]:
-    rows = [
-        row
-        for path in list_units(layout, "events")
-        if path.name.startswith("sweep_submitted-")
-        for row in read_unit(path, EVENTS).to_pylist()
-    ]
+    events = read_rows(layout, "events", ["time", "kind", "sweep", "detail"])
+    rows = [row for row in events if row["kind"] == "sweep_submitted"]
     return {row["sweep"]: row["detail"] for row in sorted(rows, key=lambda row: row["time"])}
 
 
