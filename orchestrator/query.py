@@ -195,18 +195,16 @@ class Store:
     def close(self) -> None:
         self._database.close()
 
-    def refresh(self) -> None:
-        """Take in what was stored since."""
-        changed = [name for name, source in self._sources.items() if source.take_in()]
-        for name in changed:
-            source = self._sources[name]
-            if name != "curves":
-                self._database.register(f"unfolded_{name}", source.unfolded())
-            self._create({f"stored_{name}": source.view()})
+    def refresh(self) -> bool:
+        """Take in what was stored since; whether there was something."""
+        changed = [source for source in self._sources.values() if source.take_in()]
+        for source in changed:
+            self._register(source)
         self._curves.paths = self._sources["curves"].stored.unfolded
         self._database.register("corpora", _corpora(self._layout.root / "corpora"))
         if changed:
             self._columns = None
+        return bool(changed)
 
     def sql(self, text: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Answer:
         """Answer one SELECT.
@@ -215,19 +213,18 @@ class Store:
         raises  InputError when it is not one SELECT, reads or writes a file, or DuckDB cannot do it;
                 EnvironmentFault when a stored file turns out to be damaged
         """
-        for last in (False, True):
+        while True:
             try:
                 return self._answer(text, params)
             except DataFileGone:
-                if last:
+                if not self.refresh():
                     raise
             except duckdb.Error as error:
                 fault = self._curves.take_fault()
                 left = isinstance(fault, UnitGone) or (fault is None and isinstance(error, duckdb.IOException))
-                if last or not left:
+                # When a file has left, the committer has folded or compacted meanwhile.
+                if not (left and self.refresh()):
                     raise fault or self._refusal(error) from error
-            self.refresh()  # a file has left: the committer has folded or compacted meanwhile
-        raise AssertionError
 
     def table(self, name: str) -> Answer:
         """All rows of one table or view."""
@@ -257,6 +254,16 @@ class Store:
                 for c in self._find_columns()
             ]
         return rows
+
+    def _register(self, source: _Source) -> None:
+        name = source.stored.spec.name
+        if name != "curves":
+            self._database.register(f"unfolded_{name}", source.unfolded())
+        while True:
+            try:
+                return self._create({f"stored_{name}": source.view()})
+            except duckdb.IOException:
+                source.take_in()  # a data file was compacted away just now; if not, this names it
 
     def _answer(self, text: str, params: Sequence[Any] | Mapping[str, Any] | None) -> Answer:
         used = _tables_of(text)
