@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: setup demo test check clean
+.PHONY: setup demo test check gptq-env clean
 
 setup: $(SETUP)
 
@@ -12,18 +12,27 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(SETUP)
 
-demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, three questions in SQL
+demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, three questions in SQL, a report
 	$(BIN)/geosweep data prepare builtin
 	$(BIN)/geosweep run demo
-	$(BIN)/python -m sweeps.demo_questions
+	$(BIN)/geosweep query --file sweeps/demo.sql
+	$(BIN)/geosweep report demo --out demo-report.html
 
 test: $(SETUP)          ## the whole suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(SETUP)         ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+gptq-env: .cache/gptq-env/.installed    ## gptqmodel in an environment of its own (1.5 GB): export in the auto-gptq format
+
+.cache/gptq-env/.installed: constraints.txt
+	$(PYTHON) -m venv .cache/gptq-env
+	grep -v '^numpy==' constraints.txt > .cache/gptq-env/constraints.txt
+	.cache/gptq-env/bin/pip install --quiet --constraint .cache/gptq-env/constraints.txt gptqmodel==7.6.0
+	touch $@
+
 clean:
-	rm -rf .venv geosweep-store .cache .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv geosweep-store demo-report.html .cache .mypy_cache .ruff_cache .pytest_cache

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from evaluators.config import EVALUATOR_VERSIONS, GeometrySettings, LossSettings, settings_from
+from evaluators.config import EVALUATOR_SETTINGS, EVALUATOR_VERSIONS, EvaluatorSettings, settings_from
 from evaluators.evaluate import evaluate
 from evaluators.metrics import MetricValue
 from trainers.checkpoint import read_manifest
@@ -70,17 +70,18 @@ def _set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _settings(given: argparse.Namespace) -> list[GeometrySettings | LossSettings]:
+def _settings(given: argparse.Namespace) -> list[EvaluatorSettings]:
     """One entry per evaluator asked for; without any, geometry and the losses that can be had."""
     suite = given.suite or read_manifest(given.checkpoint).recipe.data.corpus
     asked = given.evaluator or ["geometry", "loss"]
     if not given.evaluator and not given.suite and not (given.corpora / suite).exists():
         print(f"no losses: no corpus '{suite}' in {given.corpora}; say where with --corpora", file=sys.stderr)
         asked = ["geometry"]
-    loss: dict[str, object] = {"evaluator": "loss", "suite": suite}
+    of_suite: dict[str, object] = {"suite": suite}
     if given.tokens_per_domain is not None:
-        loss["tokens_per_domain"] = given.tokens_per_domain
-    return [settings_from(loss if name == "loss" else {"evaluator": name}) for name in asked]
+        of_suite["tokens_per_domain"] = given.tokens_per_domain
+    has_suite = {name for name, settings in EVALUATOR_SETTINGS.items() if "suite" in settings.model_fields}
+    return [settings_from({"evaluator": name, **(of_suite if name in has_suite else {})}) for name in asked]
 
 
 def _table(title: str, values: Sequence[MetricValue]) -> Table:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from trainers.config import Frozen, PositiveInt
+from trainers.config import Count, Frozen, PositiveInt, Precision
 from trainers.errors import InputError, nearest
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -52,19 +52,65 @@ class LossSettings(Frozen):
     tokens_per_domain: PositiveInt = 8192
 
 
-EvaluatorSettings = Annotated[GeometrySettings | LossSettings, Field(discriminator="evaluator")]
+Bits = Literal[2, 3, 4, 8]
 
-EVALUATOR_SETTINGS: Mapping[str, type[GeometrySettings | LossSettings]] = {
+
+class QuantizeSettings(Frozen):
+    """GPTQ and round-to-nearest: the token loss on a suite before and after.
+
+    suite, tokens_per_domain   as for the loss
+    precision                  of the weights and activations when the losses are measured; GPTQ itself is in float32
+                               and float64
+    bits                       of a weight, rising; each is quantised from the original weights
+    group_size                 inputs of a matrix that share a scale in a row; None: the whole row
+    undivided                  what a matrix gets whose inputs group_size does not divide: a scale for the whole row,
+                               or a short last group
+    symmetric                  the scale is set by the largest magnitude of the group; else by its smallest and largest
+    activation_order           columns in falling order of their input's power; else in the order of the matrix
+    damp                       of the mean diagonal of the Hessian, added to the diagonal
+    block_columns              columns after which the error is passed on to all later ones; a group that begins within
+                               a block takes its scale from weights as they were when the block began (as auto-gptq)
+    calibration_corpus         whose training split is read; None: the one that the checkpoint was trained on
+    calibration_sequences      of the model's context; the first of the order of calibration_seed
+    calibration_seed           of the order of the calibration sequences
+    """
+
+    evaluator: Literal["quantize"] = "quantize"
+    suite: str
+    tokens_per_domain: PositiveInt = 8192
+    precision: Precision = "float32"
+    bits: Annotated[tuple[Bits, ...], Field(min_length=1)] = (3, 4)
+    group_size: PositiveInt | None = 128
+    undivided: Literal["row", "short"] = "row"
+    symmetric: bool = True
+    activation_order: bool = False
+    damp: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.01
+    block_columns: PositiveInt = 128
+    calibration_corpus: str | None = None
+    calibration_sequences: PositiveInt = 128
+    calibration_seed: Count = 0
+
+    @model_validator(mode="after")
+    def _bits_rise(self) -> Self:
+        if list(self.bits) != sorted(set(self.bits)):
+            raise ValueError(f"bits {list(self.bits)} must rise")
+        return self
+
+
+EvaluatorSettings = Annotated[GeometrySettings | LossSettings | QuantizeSettings, Field(discriminator="evaluator")]
+
+EVALUATOR_SETTINGS: Mapping[str, type[GeometrySettings | LossSettings | QuantizeSettings]] = {
     "geometry": GeometrySettings,
     "loss": LossSettings,
+    "quantize": QuantizeSettings,
 }
 
-EVALUATOR_VERSIONS: Mapping[str, int] = {"geometry": 1, "loss": 1}
+EVALUATOR_VERSIONS: Mapping[str, int] = {"geometry": 1, "loss": 1, "quantize": 1}
 
-_SETTINGS: TypeAdapter[GeometrySettings | LossSettings] = TypeAdapter(EvaluatorSettings)
+_SETTINGS: TypeAdapter[GeometrySettings | LossSettings | QuantizeSettings] = TypeAdapter(EvaluatorSettings)
 
 
-def settings_from(values: Mapping[str, object]) -> GeometrySettings | LossSettings:
+def settings_from(values: Mapping[str, object]) -> GeometrySettings | LossSettings | QuantizeSettings:
     """The filled settings of one entry of `evaluations:`, without its `at`.
 
     raises   InputError with every problem of the entry: field, what was given, what is allowed, nearest name
@@ -84,8 +130,7 @@ def _problem(evaluator: str, detail: ErrorDetails) -> str:
     field = ".".join(map(str, detail["loc"][1:]))
     match detail["type"]:
         case "extra_forbidden":
-            kind = GeometrySettings if evaluator == "geometry" else LossSettings
-            return f"{field}: no such field{nearest(field, kind.model_fields)}"
+            return f"{field}: no such field{nearest(field, EVALUATOR_SETTINGS[evaluator].model_fields)}"
         case "missing":
             return f"{field}: missing"
         case "value_error":

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from evaluators.config import EvaluatorSettings, GeometrySettings, LossSettings
+from evaluators.config import EvaluatorSettings, GeometrySettings, LossSettings, QuantizeSettings
 from evaluators.geometry import unembedding_geometry
 from evaluators.loss import suite_losses
 from evaluators.metrics import MetricValue, Plain
+from evaluators.quantize import open_calibration, quantised_losses
 from evaluators.suites import open_suite
 from trainers.checkpoint import load_model, read_manifest, read_tensor
 from trainers.errors import InputError
@@ -61,7 +62,20 @@ def _loss(checkpoint_dir: Path, settings: LossSettings, corpora: Path, device: s
     return suite_losses(network, suite, settings, recipe.model.context, device)
 
 
-EVALUATORS: Mapping[str, Callable[[Path, Any, Path, str], list[MetricValue]]] = {"geometry": _geometry, "loss": _loss}
+def _quantize(checkpoint_dir: Path, settings: QuantizeSettings, corpora: Path, device: str) -> list[MetricValue]:
+    recipe = read_manifest(checkpoint_dir).recipe
+    suite = open_suite(settings.suite, corpora, recipe.data)
+    calibration = open_calibration(settings, corpora, recipe.data, suite, recipe.model.context)
+    network = load_model(checkpoint_dir)
+    _refuse_non_finite(checkpoint_dir, network)
+    return quantised_losses(network, suite, calibration, settings, device)
+
+
+EVALUATORS: Mapping[str, Callable[[Path, Any, Path, str], list[MetricValue]]] = {
+    "geometry": _geometry,
+    "loss": _loss,
+    "quantize": _quantize,
+}
 
 
 def _refuse_non_finite(checkpoint_dir: Path, network: PreTrainedModel) -> None:

@@ -62,6 +62,7 @@ _ETHAYARAJH = "Ethayarajh, EMNLP 2019"
 _VERSHYNIN = "Rudelson & Vershynin, J. ACM 2007"
 _RUDMAN = "Rudman et al., Findings of ACL 2022"
 _GAO = "Gao et al. 2017, bioRxiv 214262"
+_FRANTAR = "Frantar et al., ICLR 2023 (GPTQ)"
 _NUMPY = "numpy.linalg.matrix_rank, default tolerance"
 _LINEAR_ALGEBRA = "Golub & Van Loan, Matrix Computations"
 _BOTH_SIGNS = "minimum over maximum of Z(c), c over both signs of every right singular vector"
@@ -73,6 +74,17 @@ def _described(name: str, unit: str, source: str, meaning: str) -> Metric:
 
 def _lower(name: str, unit: str, source: str, meaning: str) -> Metric:
     return Metric(name=name, version=1, unit=unit, direction="lower_is_better", source=source, meaning=meaning)
+
+
+def _quantised(bits: int) -> tuple[Metric, ...]:
+    """Losses after the matrices of the blocks were cut to so many bits; embeddings, head, norms and biases stay."""
+    gptq, nearest_level = f"GPTQ at {bits} bits", f"rounding to the nearest of {2**bits} levels"
+    return (
+        _lower(f"gptq_loss_{bits}bit", "nats/token", _FRANTAR, f"loss after {gptq}"),
+        _lower(f"gptq_loss_increase_{bits}bit", "nats/token", _FRANTAR, f"gptq_loss_{bits}bit minus loss"),
+        _lower(f"rtn_loss_{bits}bit", "nats/token", _FRANTAR, f"loss after {nearest_level}"),
+        _lower(f"rtn_loss_increase_{bits}bit", "nats/token", _FRANTAR, f"rtn_loss_{bits}bit minus loss"),
+    )
 
 
 _ALL = (
@@ -123,6 +135,7 @@ _ALL = (
         "Gao et al. 2020 (The Pile), section 3.1",
         "-log2 p summed over the predicted tokens / UTF-8 bytes of exactly these tokens",
     ),
+    *(metric for bits in (2, 3, 4, 8) for metric in _quantised(bits)),
 )
 
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from evaluators.config import LossSettings
+from evaluators.config import LossSettings, QuantizeSettings
 from orchestrator.plan import Plan
 from orchestrator.presets import CorpusFacts
 from orchestrator.store.layout import create_or_open
@@ -43,6 +43,7 @@ def _facts(folder: Path) -> CorpusFacts:
         digest=manifest.digest,
         vocab_size=manifest.tokenizer.vocab_size,
         tokens=sum(split.tokens for split in mix),
+        heldout_domains=sum(split.split == "heldout" for split in manifest.splits),
     )
 
 
@@ -53,8 +54,11 @@ def require_corpora(root: Path, plan: Plan) -> None:
     """
     names = {trial.recipe.data.corpus: "training" for trial in plan.trials}
     for evaluation in plan.evaluations:
-        if isinstance(evaluation.settings, LossSettings):
-            names.setdefault(evaluation.settings.suite, f"evaluator '{evaluation.evaluator}'")
+        settings, why = evaluation.settings, f"evaluator '{evaluation.evaluator}'"
+        if isinstance(settings, LossSettings | QuantizeSettings):
+            names.setdefault(settings.suite, why)
+        if isinstance(settings, QuantizeSettings) and settings.calibration_corpus is not None:
+            names.setdefault(settings.calibration_corpus, why)
     there = corpus_facts(root)
     if missing := [f"'{name}' for {why}" for name, why in names.items() if name not in there]:
         raise InputError(

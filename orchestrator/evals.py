@@ -52,6 +52,11 @@ class Ledger:
         return owed
 
     @property
+    def left(self) -> tuple[Evaluation, ...]:
+        """What was not done when `owed` looked last, ready or not."""
+        return tuple(self._left)
+
+    @property
     def done(self) -> int:
         return self.asked - len(self._left)
 

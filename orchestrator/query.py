@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 Format = Literal["table", "csv", "json", "parquet"]
 
 _MEMORY = "1GiB"
+_BATCH = 131_072  # rows of a batch that is written to a file
 _READ_ONLY = "a query is one SELECT over the tables of the store; save its answer with --format and --out"
 _SCHEMA_HELP = "tables and columns: geosweep query --schema"
 _MISSING_COLUMN = re.compile(r'olumn (?:named )?"([^"]+)"')
@@ -232,6 +233,20 @@ class Store:
             raise InputError(f"'{name}' is not a table of the store{nearest(name, self.tables())}", (), _SCHEMA_HELP)
         return self.sql(f"select * from {name}")
 
+    def save(self, name: str, path: Path) -> int:
+        """Write one table or view as Parquet, however large; returns the number of rows."""
+        self._prepare(name)
+        rows = 0
+        reader = self._database.sql(f"select * from {name}").to_arrow_reader(_BATCH)
+        with (
+            storage_faults(path, "the export is not complete"),
+            pq.ParquetWriter(path, reader.schema, compression="zstd", write_page_checksum=True) as writer,
+        ):
+            for batch in reader:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        return rows
+
     def results(self, sweep: str | None = None) -> Answer:
         """One row per trial and checkpoint, one column per metric; of one sweep or of all."""
         if sweep is None:
@@ -266,13 +281,17 @@ class Store:
                 source.take_in()  # a data file was compacted away just now; if not, this names it
 
     def _answer(self, text: str, params: Sequence[Any] | Mapping[str, Any] | None) -> Answer:
+        self._prepare(text)
+        relation = self._database.sql(_one_select(text, self._database), params=params)
+        return Answer(_sums_as_int64(relation.to_arrow_table()))
+
+    def _prepare(self, text: str) -> None:
+        """Check the data files that a query may read, and make the metric columns if it may use them."""
         used = _tables_of(text)
         for table in used & schema.TABLES.keys():
             self._sources[table].check()
         if used & _WIDE:
             self._find_columns()
-        relation = self._database.sql(_one_select(text, self._database), params=params)
-        return Answer(_sums_as_int64(relation.to_arrow_table()))
 
     def _find_columns(self) -> list[ResultColumn]:
         if self._columns is None:
@@ -304,6 +323,18 @@ class Store:
         names = {row["column"] for row in self.describe()}
         near = difflib.get_close_matches(column[1], names, n=1) if column and column[1] not in names else []
         return f"; nearest is '{near[0]}'" if near else ""  # all the columns there are would be no hint
+
+
+def export(store: Store, folder: Path) -> dict[str, int]:
+    """Write every table and view as Parquet into a new or empty folder; returns name -> rows.
+
+    raises  InputError when the folder holds something; EnvironmentFault when it cannot be written
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not an empty folder; nothing was exported", (), "name a new one")
+    with storage_faults(folder, "the export is not complete"):
+        folder.mkdir(parents=True, exist_ok=True)
+    return {name: store.save(name, folder / f"{name}.parquet") for name in store.tables()}
 
 
 def _corpora(folder: Path) -> pa.Table:

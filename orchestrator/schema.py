@@ -89,6 +89,11 @@ def _nullable(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Co
     return Column(name=name, type=type_, unit=unit, meaning=meaning, nullable=True)
 
 
+def _made(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Column:
+    """A column that is always there, but says how the row came about first: made again, it may differ."""
+    return Column(name=name, type=type_, unit=unit, meaning=meaning, circumstance=True)
+
+
 def _circumstance(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Column:
     return Column(name=name, type=type_, unit=unit, meaning=meaning, nullable=True, circumstance=True)
 
@@ -160,6 +165,7 @@ CHAINS = Table(
         _nullable("parent", STRING, "segment that this one continues; null for fresh weights"),
         _column("from_tokens", INT, "tokens seen at its start", "tokens"),
         _column("to_tokens", INT, "tokens seen at its end", "tokens"),
+        _column("asked", BOOL, "the sweep wants a checkpoint at its end; false: it ends where trials part"),
     ),
 )
 
@@ -186,13 +192,13 @@ SEGMENTS = Table(
     unit=("segment", "state", "reason"),
     columns=(
         _SEGMENT,
-        _nullable("parent", STRING, "segment that this one continues; null for fresh weights"),
-        _column("from_tokens", INT, "tokens seen at its start", "tokens"),
+        _circumstance("parent", STRING, "segment that it continued; null for fresh weights"),
+        _made("from_tokens", INT, "tokens seen where it started", "tokens"),
         _column("to_tokens", INT, "tokens asked for at its end", "tokens"),
         _column("state", STRING, "committed, diverged or failed"),
         _nullable("reason", STRING, "why it diverged or failed; null when committed"),
         _nullable("diverged_at_tokens", INT, "tokens seen when the loss stopped being finite", "tokens"),
-        _column("tokens_trained", INT, "tokens that this segment trained on", "tokens"),
+        _made("tokens_trained", INT, "tokens that this segment trained on", "tokens"),
         _circumstance("attempt", INT, "which attempt ended so"),
         _WALL,
         _HOST,
@@ -204,17 +210,18 @@ SEGMENTS = Table(
 
 CHECKPOINTS = Table(
     name="checkpoints",
-    meaning="one row per committed checkpoint",
-    key=("checkpoint",),
-    unit=("checkpoint",),
+    meaning="one row per committed segment: the checkpoint at its end",
+    # Trials that train alone, though they could share, leave equal checkpoints at the ends of segments of their own.
+    key=("checkpoint", "segment"),
+    unit=("checkpoint", "segment"),
     columns=(
         _CHECKPOINT,
         _SEGMENT,
         _TOKENS,
         _column("steps", INT, "optimizer steps that the checkpoint has seen", "steps"),
         _column("path", STRING, "folder, relative to the store"),
-        _column("bytes", INT, "size of all files", "bytes"),
-        _column("files", STRING, "JSON: file name -> {sha256, bytes}"),
+        _made("bytes", INT, "size of all files", "bytes"),
+        _made("files", STRING, "JSON: file name -> {sha256, bytes}, as first made; the manifest in the folder counts"),
         _column("unembedding_sha256", STRING, "sha256 of the unembedding matrix"),
         _column("weights_sha256", STRING, "sha256 of all weights"),
         _column("dtype", STRING, "number format of the weights"),
@@ -222,7 +229,7 @@ CHECKPOINTS = Table(
         _column("vocab_size", INT, "entries of the tokenizer", "tokens"),
         _column("vocab_rows", INT, "rows of the unembedding, padding included", "rows"),
         _column("history_digest", STRING, "digest of all that led to this state"),
-        _column("code_revision", STRING, "revision of the code that trained it"),
+        _made("code_revision", STRING, "revision of the code that trained it"),
         _TIME,
         _circumstance("versions", STRING, "JSON: package -> version"),
     ),
@@ -245,7 +252,7 @@ METRICS = Table(
     near=("segment", "tokens"),
     columns=(
         _CHECKPOINT,
-        _SEGMENT,
+        _circumstance("segment", STRING, "a segment that ended with this checkpoint"),
         _TOKENS,
         *_EVALUATION,
         _column("metric", STRING, "name of the metric; 'evaluation_failed' when the evaluation could not be done"),
@@ -302,8 +309,34 @@ EVENTS = Table(
     ),
 )
 
+SPEEDS = Table(
+    name="speeds",
+    meaning="how fast devices train: one row per measurement of `geosweep bench`",
+    key=("speed",),
+    unit=("speed",),
+    columns=(
+        _column("speed", STRING, "id of the measurement"),
+        _TIME,
+        _column("device", STRING, "name of the device"),
+        _column("kind", STRING, "cuda or cpu"),
+        _column("family", STRING, "model family: olmo, pythia, ..."),
+        _column("scale", STRING, "name of the model scale"),
+        _column("context", INT, "length of a training sequence", "tokens"),
+        _column("batch_size", INT, "sequences of one optimizer step", "sequences"),
+        _nullable("micro_batch", INT, "sequences of one forward pass; null: the whole batch", "sequences"),
+        _column("vocab_rows", INT, "rows of the unembedding, padding included", "rows"),
+        _column("precision", STRING, "number format of the forward pass"),
+        _column("threads", INT, "CPU threads", "threads"),
+        _column("steps", INT, "timed steps", "steps"),
+        _column("tokens_per_s", DOUBLE, "training speed: tokens of a step by the median time of a step", "tokens/s"),
+        _column("flops_per_token", DOUBLE, "training cost, unembedding counted", "FLOP/token"),
+        _column("code_revision", STRING, "revision of the code that was timed"),
+        _HOST,
+    ),
+)
+
 TABLES: Mapping[str, Table] = MappingProxyType(
-    {t.name: t for t in (TRIALS, CHAINS, ASKED, SEGMENTS, CHECKPOINTS, METRICS, CURVES, EVENTS)}
+    {t.name: t for t in (TRIALS, CHAINS, ASKED, SEGMENTS, CHECKPOINTS, METRICS, CURVES, EVENTS, SPEEDS)}
 )
 
 _EVALUATION_STATE = (

@@ -41,7 +41,8 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
             select c.sweep, c.revision, c.trial, c.position, c.segment, k.tokens, k.checkpoint
             from chains c
             join latest using (sweep, revision)
-            join checkpoints k on k.segment = c.segment and k.tokens = c.to_tokens""",
+            join checkpoints k on k.segment = c.segment and k.tokens = c.to_tokens
+            where c.asked""",
         # Of two versions of one evaluator, a sweep is asked about the newer only.
         "evaluations": """
             with current_asked as (
@@ -72,13 +73,14 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
         "owed": "select * from evaluations where state in ('ready', 'waiting')",
         "cells": """
             with chain as (
-                select c.sweep, c.revision, c.trial, c.position, c.segment, k.tokens, s.state, s.reason
+                select c.sweep, c.revision, c.trial, c.position, c.segment, c.asked, k.tokens, s.state, s.reason
                 from chains c
                 left join checkpoints k on k.segment = c.segment and k.tokens = c.to_tokens
                 left join segments s on s.segment = c.segment
             ), trained as (
                 select sweep, revision, trial, coalesce(max(tokens), 0) as tokens,
-                    count(*) as checkpoints_asked, count(tokens) as checkpoints_done,
+                    count(*) filter (where asked) as checkpoints_asked,
+                    count(tokens) filter (where asked) as checkpoints_done, count(tokens) > 0 as begun,
                     bool_or(coalesce(state, '') = 'diverged') as diverged,
                     bool_or(coalesce(state, '') = 'failed' and tokens is null) as failed,
                     arg_min(reason, position) filter (where tokens is null) as reason
@@ -101,7 +103,7 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
             )
             select sweep, revision, trial,
                 case when diverged then 'diverged' when failed then 'failed'
-                    when checkpoints_done = 0 then 'waiting' when checkpoints_done < checkpoints_asked then 'training'
+                    when not begun then 'waiting' when checkpoints_done < checkpoints_asked then 'training'
                     when evaluations_done + evaluations_failed < evaluations_asked then 'evaluating'
                     else 'complete' end as state,
                 tokens, token_budget, checkpoints_done, checkpoints_asked,

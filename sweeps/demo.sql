@@ -1,4 +1,11 @@
--- Which recipe gave the highest effective rank of the unembedding, and which the lowest loss? (best five by loss)
+-- Results: the last checkpoint of each trial. Effective rank in directions, losses in nats a token on held-out text.
+select scale, batch_size as batch, weight_decay as wd, token_budget as budget, round(effective_rank, 2) as effective_rank,
+       round(isotropy, 3) as isotropy, round(average_cosine, 3) as cosine, round(loss_docs, 3) as docs,
+       round(loss_python, 3) as python, round(loss_maths, 3) as maths, round(loss_cpp, 3) as cpp,
+       round(loss_language, 3) as language, round(loss_licences, 3) as licences
+from final where sweep = 'demo' order by scale, batch, wd, budget;
+
+-- Which recipe gave the highest effective rank of the unembedding, and did it also give the lowest loss?
 select scale, batch_size as batch, weight_decay as wd, token_budget as budget,
        round(effective_rank, 2) as effective_rank, rank() over (order by effective_rank desc) as by_rank,
        round(loss_docs, 3) as held_out_loss, rank() over (order by loss_docs) as by_loss

@@ -124,6 +124,13 @@ def test_a_loss_that_is_not_finite_is_a_result_with_its_tokens(undisturbed: Path
     assert rows(undisturbed, "select count(*) as n from events where kind in ('attempt_died', 'failed')") == [{"n": 0}]
 
 
+def test_only_the_last_optimizer_state_of_each_trial_is_kept(undisturbed: Path) -> None:
+    kept = {path.parent.name for path in undisturbed.glob("checkpoints/*/*/state.parquet")}
+    assert kept == {str(SWEEP["base"]["token_budget"])}
+    weights = list(undisturbed.glob("checkpoints/*/*/weights.parquet"))
+    assert len(weights) == len(rows(undisturbed, "select * from checkpoints"))
+
+
 def test_a_second_session_trains_nothing_and_starts_no_ray(undisturbed: Path, sweep_file: Path) -> None:
     before = files_in(undisturbed)
     printed = finish(start(undisturbed, "run", str(sweep_file)))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from evaluators.config import EVALUATOR_VERSIONS, GeometrySettings, LossSettings, settings_from
+from evaluators.config import EVALUATOR_VERSIONS, GeometrySettings, LossSettings, QuantizeSettings, settings_from
 from evaluators.metrics import METRICS, metric_value
 from trainers.errors import InputError
 
@@ -49,9 +49,13 @@ def test_settings_are_filled_from_what_a_sweep_file_says() -> None:
 
 
 def test_settings_survive_json() -> None:
-    for settings in (GeometrySettings(top_k=3), LossSettings(suite="builtin", tokens_per_domain=256)):
+    for settings in (
+        GeometrySettings(top_k=3),
+        LossSettings(suite="builtin", tokens_per_domain=256),
+        QuantizeSettings(suite="builtin", bits=(2, 8), group_size=None),
+    ):
         assert settings_from(settings.model_dump(mode="json")) == settings
-    assert set(EVALUATOR_VERSIONS) == {"geometry", "loss"}
+    assert set(EVALUATOR_VERSIONS) == {"geometry", "loss", "quantize"}
 
 
 @pytest.mark.parametrize(
@@ -66,8 +70,23 @@ def test_settings_survive_json() -> None:
         ),
         ({"evaluator": "loss", "suite": "builtin", "tokens_per_domain": 0}, "greater than 0, given 0"),
         ({"evaluator": "geometry", "power_law_ranks": [0.5, 0.1]}, "must rise"),
+        ({"evaluator": "quantize", "suite": "builtin", "bits": [5]}, "bits.0: Input should be 2, 3, 4 or 8, given 5"),
+        ({"evaluator": "quantize", "suite": "builtin", "bits": [4, 3]}, "bits [4, 3] must rise"),
+        ({"evaluator": "quantize", "suite": "builtin", "bits": []}, "bits: Tuple should have at least 1 item"),
+        ({"evaluator": "quantize", "suite": "builtin", "dampp": 0.1}, "dampp: no such field; nearest is 'damp'"),
     ],
-    ids=["unknown", "missing", "no-suite", "extra", "zero", "falling"],
+    ids=[
+        "unknown",
+        "missing",
+        "no-suite",
+        "extra",
+        "zero",
+        "falling",
+        "bits-unknown",
+        "bits-falling",
+        "bits-none",
+        "quantize-extra",
+    ],
 )
 def test_settings_that_do_not_fit_are_refused_with_the_field(entry: dict[str, object], says: str) -> None:
     with pytest.raises(InputError) as caught:

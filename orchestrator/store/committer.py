@@ -88,6 +88,14 @@ class Committer:
             if _is_due([stored.rows[path] for path in stored.files]):
                 self.compact(table)
 
+    def everything(self) -> int:
+        """Fold every unit and compact every table; returns the number of units."""
+        folded = 0
+        for table in self._tables:
+            folded += self.fold(table)
+            self.compact(table)
+        return folded
+
     def fold(self, table: str) -> int:
         """Put the units of a table's inbox into its Delta table, then out of the inbox; returns how many.
 

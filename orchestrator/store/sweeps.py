@@ -29,7 +29,7 @@ def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
     file = layout.sweep(plan.sweep, plan.revision)
     make_folder(file.parent)
     write_new(file, text.encode(), layout.temporary())
-    write_new(layout.plan(plan.sweep, plan.revision), _plan_json(plan).encode(), layout.temporary())
+    write_new(layout.plan(plan.sweep, plan.revision), plan_json(plan).encode(), layout.temporary())
     publish_once(layout, "trials", [_trial_row(plan, trial) for trial in plan.trials])
     publish_once(layout, "chains", list(_chain_rows(plan)))
     for rows in _asked_rows(plan).values():
@@ -40,12 +40,12 @@ def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
 
 def current_revision(layout: StoreLayout, sweep: str) -> str | None:
     """The revision of a sweep that was submitted last; None if it never was."""
-    return _submitted(layout).get(sweep)
+    return current_revisions(layout).get(sweep)
 
 
 def stored_sweep(layout: StoreLayout, sweep: str) -> Path:
     """The file of a sweep's current revision; InputError with the nearest name if the store has no such sweep."""
-    submitted = _submitted(layout)
+    submitted = current_revisions(layout)
     if sweep not in submitted:
         raise InputError(
             f"store {layout.root} has no sweep '{sweep}'{nearest(sweep, submitted)}",
@@ -54,19 +54,28 @@ def stored_sweep(layout: StoreLayout, sweep: str) -> Path:
     return layout.sweep(sweep, submitted[sweep])
 
 
-def _submitted(layout: StoreLayout) -> dict[str, str]:
+def segments_of_other_sweeps(layout: StoreLayout, sweep: str) -> frozenset[str]:
+    """Every segment that a trial of another sweep in the store, in any revision, trains or trained through."""
+    chains = read_rows(layout, "chains", ["sweep", "segment"])
+    return frozenset(row["segment"] for row in chains if row["sweep"] != sweep)
+
+
+def current_revisions(layout: StoreLayout) -> dict[str, str]:
+    """The revision of each sweep that was submitted last."""
     events = read_rows(layout, "events", ["time", "kind", "sweep", "detail"])
     rows = [row for row in events if row["kind"] == "sweep_submitted"]
     return {row["sweep"]: row["detail"] for row in sorted(rows, key=lambda row: row["time"])}
 
 
-def _plan_json(plan: Plan) -> str:
+def plan_json(plan: Plan) -> str:
+    """The filled plan as the store keeps it; `changes` compares a later one with it."""
     trials = [
         {
             "trial": trial.id,
             "grids": list(trial.grids),
             "varied": dict(trial.varied),
             "chain": list(trial.chain),
+            "checkpoints": list(trial.checkpoints),
             "recipe": trial.recipe.model_dump(mode="json"),
             "sources": dict(trial.sources),
         }
@@ -111,6 +120,7 @@ def _trial_row(plan: Plan, trial: Trial) -> dict[str, Any]:
 
 def _chain_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     for trial in plan.trials:
+        asked = set(trial.checkpoints)
         for position, id in enumerate(trial.chain):
             segment = plan.segment_by_id[id]
             yield {
@@ -122,6 +132,7 @@ def _chain_rows(plan: Plan) -> Iterator[dict[str, Any]]:
                 "parent": segment.parent,
                 "from_tokens": segment.from_tokens,
                 "to_tokens": segment.to_tokens,
+                "asked": id in asked,
             }
 
 

@@ -70,7 +70,7 @@ class StoredTable:
     def refresh(self) -> None:
         """Look again. raises EnvironmentFault (corrupt_file) that names a log or data file that cannot be read"""
         self.waiting = tuple(list_units(self._layout, self.spec.name))  # before the log
-        self._load_log()
+        self.load()
         folded = self._folded([path.stem for path in self.waiting])
         self.unfolded = tuple(path for path in self.waiting if path.stem not in folded)
 
@@ -80,7 +80,7 @@ class StoredTable:
         waiting = {key for key in keys if (inbox / f"{key}.parquet").exists()}
         missing = [key for key in keys if key not in waiting]
         if missing:
-            self._load_log()
+            self.load()
         return waiting | self._folded(missing)
 
     def folded_units(self, keys: Collection[str]) -> dict[str, pa.Table]:
@@ -105,7 +105,7 @@ class StoredTable:
             except UnitGone:
                 continue
             except DataFileGone:
-                self._load_log()
+                self.load()
                 if self.version == version:  # it was not compacted away: somebody removed it
                     raise
 
@@ -114,7 +114,8 @@ class StoredTable:
         assert self._delta is not None
         return self._delta
 
-    def _load_log(self) -> None:
+    def load(self) -> None:
+        """Read the log only: `files`, `rows` and `version` are then the newest. raises as refresh"""
         try:
             if self._delta is None or self._loads >= LOADS_PER_OPENING:
                 if not DeltaTable.is_deltatable(str(self.folder)):
