@@ -16,6 +16,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from decimal import Decimal
@@ -34,10 +35,12 @@ from orchestrator.store.inbox import RESTORE, UnitGone, read_unit
 from orchestrator.store.layout import StoreLayout, open_existing
 from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file
 from orchestrator.views import (
+    REPEATED_SEGMENTS_QUERY,
     RESULT_COLUMNS_QUERY,
     STATE_VIEWS,
     TABLE_VIEWS,
     ResultColumn,
+    curves_view,
     name_result_columns,
     results_views,
 )
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 Format = Literal["table", "csv", "json", "parquet"]
 
 _MEMORY = "1GiB"
+_THREADS = len(os.sched_getaffinity(0))
 _BATCH = 131_072  # rows of a batch that is written to a file
 _READ_ONLY = "a query is one SELECT over the tables of the store; save its answer with --format and --out"
 _SCHEMA_HELP = "tables and columns: geosweep query --schema"
@@ -138,8 +142,10 @@ class _Source:
                     raise DataFileGone("corrupt_file", f"{path}: the file is missing", RESTORE)
             if self.stored.spec is schema.CURVES:
                 return {}
-            paths, known = self.stored.unfolded, self.units
-            return {path: known[path] if path in known else read_unit(path, self.stored.spec) for path in paths}
+            new = [path for path in self.stored.unfolded if path not in self.units]
+            with ThreadPoolExecutor(_THREADS) as pool:
+                found = dict(zip(new, pool.map(partial(read_unit, spec=self.stored.spec), new), strict=True))
+            return {path: found[path] if path in found else self.units[path] for path in self.stored.unfolded}
 
         self.units = self.stored.reading(read)
         before, self._seen = self._seen, (self.stored.version, self.stored.unfolded)
@@ -181,6 +187,7 @@ class Store:
         self._sources = {name: _Source(self._layout, name) for name in schema.TABLES}
         self._curves = _UnfoldedCurves()
         self._columns: list[ResultColumn] | None = None  # found when first asked for
+        self._curves_are_clear = False  # the view knows which segments have several attempts
         self._database = _connect(self._layout.root / "tables")
         self._database.register("unfolded_curves", self._curves)
         self.refresh()
@@ -204,7 +211,7 @@ class Store:
         self._curves.paths = self._sources["curves"].stored.unfolded
         self._database.register("corpora", _corpora(self._layout.root / "corpora"))
         if changed:
-            self._columns = None
+            self._columns, self._curves_are_clear = None, False
         return bool(changed)
 
     def sql(self, text: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Answer:
@@ -290,6 +297,10 @@ class Store:
         used = _tables_of(text)
         for table in used & schema.TABLES.keys():
             self._sources[table].check()
+        if "curves" in used and not self._curves_are_clear:
+            repeated = self._database.sql(REPEATED_SEGMENTS_QUERY).fetchall()
+            self._create({"curves": curves_view([segment for (segment,) in repeated])})
+            self._curves_are_clear = True
         if used & _WIDE:
             self._find_columns()
 
@@ -362,7 +373,7 @@ def _connect(readable: Path) -> duckdb.DuckDBPyConnection:
             "python_enable_replacements": "false",
             "temp_directory": "",
             "memory_limit": _MEMORY,
-            "threads": str(len(os.sched_getaffinity(0))),
+            "threads": str(_THREADS),
         },
     )
     database.execute("set TimeZone = 'UTC'")

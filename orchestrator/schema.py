@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -39,7 +40,7 @@ class Column:
     circumstance: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
     """One table or view.
 
@@ -65,10 +66,7 @@ class Table:
     @property
     def schema(self) -> pa.Schema:
         """Field metadata: unit and meaning; schema metadata: geosweep_format and geosweep_table."""
-        fields = [
-            pa.field(c.name, c.type, c.nullable, metadata={"unit": c.unit, "meaning": c.meaning}) for c in self.columns
-        ]
-        return pa.schema(fields, metadata={"geosweep_format": str(FORMAT_VERSION), "geosweep_table": self.name})
+        return _schema_of(self)
 
     @property
     def folded_schema(self) -> pa.Schema:
@@ -79,6 +77,14 @@ class Table:
     def order(self) -> tuple[str, ...]:
         """What folded rows are sorted by."""
         return (*self.near, *(name for name in self.key if name not in self.near))
+
+
+@cache
+def _schema_of(table: Table) -> pa.Schema:
+    fields = [
+        pa.field(c.name, c.type, c.nullable, metadata={"unit": c.unit, "meaning": c.meaning}) for c in table.columns
+    ]
+    return pa.schema(fields, metadata={"geosweep_format": str(FORMAT_VERSION), "geosweep_table": table.name})
 
 
 def _column(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Column:

@@ -134,6 +134,17 @@ class Committer:
             _checkpoint_log(stored)
             self._export(stored)
 
+    def load(self, table: str, rows: pa.Table) -> None:
+        """Add many rows at once, past the inbox: for a store that is made from another source.
+
+        rows  of the table's folded schema; their units are in the store nowhere yet
+        """
+        stored = self._tables[table]
+        _create(stored)
+        stored.refresh()
+        while not self._append(stored, rows):
+            stored.refresh()
+
     def _look(self, stored: StoredTable) -> None:
         """Refresh, and make the Delta table where something goes into it; what is committed next rests on this look."""
         stored.refresh()
@@ -390,7 +401,9 @@ def _sorted_rows(layout: StoreLayout, stored: StoredTable) -> Iterator[pa.Record
 
 
 def _create(stored: StoredTable) -> None:
-    """An empty Delta table; one that another committer makes at the same time is as good."""
+    """An empty Delta table; one that is there, or that another committer makes at the same time, is as good."""
+    if DeltaTable.is_deltatable(str(stored.folder)):
+        return
     make_folder(stored.folder)
     spec = stored.spec
     try:

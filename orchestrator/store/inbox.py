@@ -171,9 +171,15 @@ def read_unit(path: Path, spec: Table) -> pa.Table:
         if isinstance(fault.__cause__, FileNotFoundError):
             raise UnitGone(fault.kind, fault.what, fault.next_step) from fault
         raise
-    footer = _checked_footer(path, spec, io.BytesIO(data))
+    refuse_extension_types(path, io.BytesIO(data))
     try:
-        file = pq.ParquetFile(pa.BufferReader(data), metadata=footer, page_checksum_verification=True)
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        columns = file.schema_arrow
+    except UNREADABLE as error:
+        raise EnvironmentFault("corrupt_file", f"{path}: not a whole Parquet file ({error})", RESTORE) from error
+    footer = file.metadata
+    _check_origin(path, spec, footer.metadata or {}, columns)
+    try:
         unit = file.read(use_threads=False)
     except UNREADABLE as error:
         raise EnvironmentFault("corrupt_file", f"{path}: damaged ({error})", RESTORE) from error
@@ -269,15 +275,8 @@ def differences(spec: Table, *, stored: pa.Table, given: pa.Table) -> list[str]:
     return lines
 
 
-def _checked_footer(path: Path, spec: Table, file: BinaryIO) -> pq.FileMetaData:
-    """The Parquet footer, if it is one that publish wrote; EnvironmentFault that names the file otherwise."""
-    refuse_extension_types(path, file)
-    try:
-        footer = pq.read_metadata(file)
-        columns = footer.schema.to_arrow_schema()
-    except UNREADABLE as error:
-        raise EnvironmentFault("corrupt_file", f"{path}: not a whole Parquet file ({error})", RESTORE) from error
-    notes = footer.metadata or {}
+def _check_origin(path: Path, spec: Table, notes: Mapping[bytes, bytes], columns: pa.Schema) -> None:
+    """EnvironmentFault that names the file unless publish wrote it."""
     written = notes.get(b"geosweep_format", b"").decode(errors="replace")
     if written.isdigit() and int(written) > FORMAT_VERSION:
         what = f"{path}: written in format {written}, this geosweep reads {FORMAT_VERSION}"
@@ -286,7 +285,6 @@ def _checked_footer(path: Path, spec: Table, file: BinaryIO) -> pq.FileMetaData:
         raise EnvironmentFault("corrupt_file", f"{path}: not one of ours, or not of table {spec.name}", RESTORE)
     if not columns.equals(spec.schema):
         raise EnvironmentFault("corrupt_file", f"{path}: its columns are not those of table {spec.name}", RESTORE)
-    return footer
 
 
 def refuse_extension_types(path: Path, file: BinaryIO) -> None:
