@@ -15,10 +15,12 @@ from typing import Any
 
 from orchestrator.plan import Evaluation, Plan
 from orchestrator.schema import METRICS
+from orchestrator.store.durable import is_full
 from orchestrator.store.inbox import key_of, publish
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.tables import StoredTable
 from trainers.checkpoint import read_manifest
+from trainers.errors import EnvironmentFault
 
 TRIES = 3  # of one evaluation in one session, when the machine breaks it
 
@@ -76,13 +78,14 @@ class EvaluationPool:
         self._layout, self._ledger = layout, ledger
         self._idle: list[Any] = [_new_actor() for _ in range(actors)]
         self._running: dict[Any, tuple[Any, OwedEvaluation]] = {}
+        self._unsaved: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._tries: dict[str, int] = {}
         self.failures: dict[str, str] = {}
 
     def poll(self, committed: Collection[str]) -> int:
         """Store what is finished, hand out what is owed; returns how many are owed or running."""
         self._collect()
-        in_work = {_name(owed) for _, owed in self._running.values()}
+        in_work = {_name(owed) for _, owed in self._running.values()} | self._unsaved.keys()
         owed = [o for o in self._ledger.owed(committed) if _name(o) not in self.failures]
         for item in owed:
             if self._idle and _name(item) not in in_work:
@@ -106,8 +109,20 @@ class EvaluationPool:
                 self._count_failure(owed, error)
                 actor = _new_actor() if isinstance(error, ray.exceptions.RayActorError) else actor
             else:
-                publish(self._layout, "metrics", metric_rows(owed, answer))
+                self._unsaved[_name(owed)] = metric_rows(owed, answer)
             self._idle.append(actor)
+        self._save()
+
+    def _save(self) -> None:
+        """Store what was computed; while the disk is full it stays here, and the session goes on."""
+        for name, rows in list(self._unsaved.items()):
+            try:
+                publish(self._layout, "metrics", rows)
+            except EnvironmentFault as fault:
+                if not is_full(fault):
+                    raise
+                return
+            del self._unsaved[name]
 
     def _count_failure(self, owed: OwedEvaluation, error: Exception) -> None:
         name = _name(owed)

@@ -166,6 +166,8 @@ class _Session:
                 detail = progress["detail"]
                 registry.record_event(self._layout, "attempt_died", self._plan.sweep, leg.segments[0].id, None, detail)
                 self._screen.say(f"an attempt at {leg.id} died and is repeated: {detail}")
+            case "paused":
+                self._screen.say(f"{leg.id} waits: {progress['detail']}")
             case "failed":
                 self._fail(leg, progress["detail"])
         self._screen.leg(leg, progress)

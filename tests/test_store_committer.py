@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import duckdb
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from store_rows import curve_rows, metric_row, row
+from test_attempt import planned
 
 from orchestrator.query import Store
 from orchestrator.schema import TABLES
@@ -20,6 +23,7 @@ from orchestrator.store.committer import Committer, committing, only_committer
 from orchestrator.store.inbox import StoreConflict, list_units, publish
 from orchestrator.store.layout import StoreLayout, create_or_open
 from orchestrator.store.leases import SILENCE_S, Lease
+from orchestrator.store.sweeps import current_revision
 from orchestrator.store.tables import StoredTable, publish_once, read_rows
 from trainers.errors import EnvironmentFault
 
@@ -374,3 +378,30 @@ def test_queries_reach_no_file_but_the_tables_of_the_store(layout: StoreLayout) 
                 store.sql(f"select * from read_text('{path}')")
         with pytest.raises(Exception, match="refused"):
             store.sql(f"copy (select 1) to '{layout.root}/tables/x.parquet'")
+
+
+def test_a_data_file_with_an_extension_type_is_refused_before_it_is_opened(layout: StoreLayout) -> None:
+    put(layout, "c1")
+    committer = Committer(layout)
+    committer.fold("metrics")
+    (mine,) = data_files(layout)
+    table = pq.read_table(mine)
+    crafted = table.schema.field("convention").with_metadata({"ARROW:extension:name": "ray.data.arrow_pickled_object"})
+    place = table.column_names.index("convention")
+    bad = layout.root / "temporary" / "bad.parquet"
+    pq.write_table(table.set_column(place, crafted, table["convention"]), bad)
+    bad.rename(layout.table("metrics") / f"{hashlib.sha256(bad.read_bytes()).hexdigest()}-0.parquet")
+    committer.compact("metrics")
+    (message,) = committer.problems.values()
+    assert "Arrow extension type" in message
+    assert values(layout) == expected("c1")
+
+
+def test_a_revision_submitted_after_the_clock_was_set_back_is_the_current_one(store_root: Path) -> None:
+    layout = StoreLayout(store_root)
+    ahead = datetime.now(UTC) + timedelta(hours=1)
+    publish(layout, "events", [row("events", kind="sweep_submitted", sweep="small", detail="old", time=ahead)])
+    plan = planned(store_root)
+    assert current_revision(layout, "small") == plan.revision
+    with Store(store_root) as store:
+        assert store.sql("select revision from latest").rows() == [{"revision": plan.revision}]

@@ -39,7 +39,7 @@ from orchestrator.store.durable import make_folder, publish_file, replace_file, 
 from orchestrator.store.inbox import UnitGone, differences, parquet_options, read_unit
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.leases import Lease
-from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file, distinct_keys, read_data_file
+from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file, distinct_keys, read_data_file, reason
 from trainers.errors import EnvironmentFault
 
 FOLD_UNITS = 500  # units of one commit
@@ -172,7 +172,7 @@ class Committer:
             )
         except (DeltaError, OSError) as error:
             if not entry.exists():
-                what = f"{entry}: not written ({str(error).splitlines()[0]}); every row is where it was"
+                what = f"{entry}: not written ({reason(error)}); every row is where it was"
                 raise EnvironmentFault("storage_error", what, "free space or get the permission") from error
             if added.path not in entry.read_text():  # another committer was faster
                 (stored.folder / added.path).unlink(missing_ok=True)
@@ -394,7 +394,7 @@ def _sorted_rows(layout: StoreLayout, stored: StoredTable) -> Iterator[pa.Record
             for batch in relation.to_arrow_reader(ROW_GROUP):
                 yield from pa.Table.from_batches([batch]).cast(stored.spec.folded_schema).to_batches()
     except duckdb.Error as error:
-        what = f"{stored.folder}: not compacted ({str(error).splitlines()[0]}); the table is as it was"
+        what = f"{stored.folder}: not compacted ({reason(error)}); the table is as it was"
         raise EnvironmentFault("storage_error", what, "free space in the store's folder") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -414,9 +414,9 @@ def _create(stored: StoredTable) -> None:
             description=spec.meaning,
             commit_properties=CommitProperties(max_commit_retries=0),
         )
-    except DeltaError as error:
+    except (DeltaError, OSError) as error:
         if not DeltaTable.is_deltatable(str(stored.folder)):
-            what = f"{stored.folder}: no table was made ({str(error).splitlines()[0]})"
+            what = f"{stored.folder}: no table was made ({reason(error)})"
             raise EnvironmentFault("storage_error", what, "free space or get the permission") from error
     settle(stored.folder)
 
@@ -436,8 +436,8 @@ def _checkpoint_log(stored: StoredTable) -> None:
             sync_file(log / "_last_checkpoint")
             sync_folder(log)
         stored.delta().cleanup_metadata()
-    except DeltaError as error:
-        what = f"{log}: not summed up ({str(error).splitlines()[0]}); the table is whole"
+    except (DeltaError, OSError) as error:
+        what = f"{log}: not summed up ({reason(error)}); the table is whole"
         raise EnvironmentFault("storage_error", what, "free space or get the permission") from error
 
 

@@ -43,6 +43,11 @@ def storage_faults(path: Path, consequence: str) -> Iterator[None]:
         raise EnvironmentFault("storage_error", what, _NEXT_STEPS[error.errno]) from error
 
 
+def is_full(fault: EnvironmentFault) -> bool:
+    """Whether it was for want of space: then waiting helps, and nothing else is wrong."""
+    return isinstance(fault.__cause__, OSError) and fault.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def write_new(final: Path, data: bytes, temporary: Path) -> bool:
     """Publish a file without overwriting: it appears whole and is on the disk when this returns.
 

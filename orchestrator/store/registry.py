@@ -160,12 +160,18 @@ def next_attempt(layout: StoreLayout, segment: str) -> int:
 
 
 def record_event(
-    layout: StoreLayout, kind: str, sweep: str, segment: str | None = None, attempt: int | None = None, detail: str = ""
+    layout: StoreLayout,
+    kind: str,
+    sweep: str,
+    segment: str | None = None,
+    attempt: int | None = None,
+    detail: str = "",
+    time: datetime | None = None,
 ) -> None:
-    """Store what happened, for people and for counting faults."""
+    """Store what happened, for people and for counting faults; time: now, unless given."""
     event = {
         "event": f"{kind}-{uuid.uuid4().hex[:16]}",
-        "time": datetime.now(UTC),
+        "time": time or datetime.now(UTC),
         "sweep": sweep,
         "trial": None,
         "segment": segment,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from orchestrator.store.registry import record_event
 from orchestrator.store.tables import publish_once, read_rows
 from trainers.errors import InputError, nearest
 from trainers.scales import count_parameters, flops_per_token
+
+_TICK = timedelta(microseconds=1)
 
 
 def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
@@ -35,7 +38,9 @@ def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
     for rows in _asked_rows(plan).values():
         publish_once(layout, "asked", rows)
     if current_revision(layout, plan.sweep) != plan.revision:
-        record_event(layout, "sweep_submitted", plan.sweep, detail=plan.revision)
+        # The newest time counts, so a clock that was set back meanwhile must not make this the older one.
+        time = max([datetime.now(UTC), *(row["time"] + _TICK for row in _submissions(layout))])
+        record_event(layout, "sweep_submitted", plan.sweep, detail=plan.revision, time=time)
 
 
 def current_revision(layout: StoreLayout, sweep: str) -> str | None:
@@ -62,9 +67,12 @@ def segments_of_other_sweeps(layout: StoreLayout, sweep: str) -> frozenset[str]:
 
 def current_revisions(layout: StoreLayout) -> dict[str, str]:
     """The revision of each sweep that was submitted last."""
+    return {row["sweep"]: row["detail"] for row in sorted(_submissions(layout), key=lambda row: row["time"])}
+
+
+def _submissions(layout: StoreLayout) -> list[dict[str, Any]]:
     events = read_rows(layout, "events", ["time", "kind", "sweep", "detail"])
-    rows = [row for row in events if row["kind"] == "sweep_submitted"]
-    return {row["sweep"]: row["detail"] for row in sorted(rows, key=lambda row: row["time"])}
+    return [row for row in events if row["kind"] == "sweep_submitted"]
 
 
 def plan_json(plan: Plan) -> str:

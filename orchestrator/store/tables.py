@@ -11,6 +11,7 @@ what is folded in between is seen in both, and `unit_key` tells.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -42,6 +43,7 @@ from trainers.errors import EnvironmentFault
 
 Keys: TypeAlias = Any  # a pyarrow array of unit keys
 
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
 LOADS_PER_OPENING = 25  # a DeltaTable grows slower with each commit that it takes in
 
 
@@ -127,7 +129,7 @@ class StoredTable:
                 return
             found = pa.table(self._delta.get_add_actions()).select(["path", "num_records"]).to_pylist()
         except (DeltaError, OSError, ValueError) as error:
-            what = f"{self.folder / '_delta_log'}: cannot be read ({str(error).splitlines()[0]})"
+            what = f"{self.folder / '_delta_log'}: cannot be read ({reason(error)})"
             raise EnvironmentFault("corrupt_file", what, "mend it: geosweep store compact") from error
         self._loads += 1
         self.rows = {self.folder / add["path"]: add["num_records"] for add in found}
@@ -220,6 +222,11 @@ def check_data_file(path: Path) -> None:
         raise
     if found != path.stem.partition("-")[0]:
         raise EnvironmentFault("corrupt_file", f"{path}: damaged (its sha256 is not the one in its name)", RESTORE)
+
+
+def reason(error: Exception) -> str:
+    """What delta-rs or DuckDB says, on one line and without colours."""
+    return " ".join(_DECORATION.sub(" ", str(error)).split())
 
 
 def _read(path: Path, **options: Any) -> pa.Table:
