@@ -11,16 +11,24 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import yaml
 from rich.console import Console
 from rich.table import Table
 
-from evaluators.config import EVALUATOR_SETTINGS, EVALUATOR_VERSIONS, EvaluatorSettings, settings_from
-from evaluators.evaluate import evaluate
+from evaluators.config import (
+    EVALUATOR_SETTINGS,
+    EVALUATOR_VERSIONS,
+    EvaluatorSettings,
+    FinetuneSettings,
+    settings_from,
+)
+from evaluators.evaluate import evaluate, fine_tune_checkpoint
+from evaluators.hub import refuse_existing, save_model, tokenizer_of
 from evaluators.metrics import MetricValue
 from trainers.checkpoint import read_manifest
 from trainers.errors import EnvironmentFault, InputError
@@ -30,11 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         _set_threads(given.threads)
-        values = [
-            value
-            for settings in _settings(given)
-            for value in evaluate(given.checkpoint, settings, corpora=given.corpora, device=given.device)
-        ]
+        asked = _settings(given)
+        values = _kept(given, asked) if given.keep else [v for settings in asked for v in _evaluated(given, settings)]
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
@@ -48,6 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _evaluated(given: argparse.Namespace, settings: EvaluatorSettings) -> list[MetricValue]:
+    return evaluate(given.checkpoint, settings, corpora=given.corpora, device=given.device)
+
+
+def _kept(given: argparse.Namespace, asked: Sequence[EvaluatorSettings]) -> Sequence[MetricValue]:
+    """The values of one fine-tuning, whose weights are written."""
+    if len(asked) != 1 or not isinstance(asked[0], FinetuneSettings):
+        raise InputError("--keep: needs one --settings of evaluator finetune, nothing was evaluated")
+    refuse_existing(given.keep)
+    outcome = fine_tune_checkpoint(given.checkpoint, asked[0], given.corpora, given.device)
+    save_model(outcome.network, tokenizer_of(given.checkpoint, given.corpora), given.keep)
+    return outcome.values
+
+
 def _parser() -> argparse.ArgumentParser:
     store = Path(os.environ.get("GEOSWEEP_STORE", "geosweep-store"))
     parser = argparse.ArgumentParser(prog="python -m evaluators", description="Evaluate one checkpoint.")
@@ -57,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
         "--corpora", type=Path, default=store / "corpora", help="prepared corpora (default: %(default)s)"
     )
     parser.add_argument("--suite", help="suite of the losses (default: the corpus that the checkpoint was trained on)")
+    entry = "an evaluation as in a sweep file: '{evaluator: finetune, ...}'"
+    parser.add_argument("--settings", action="append", metavar="YAML", help=entry)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="write the model of the one finetune of --settings")
     parser.add_argument("--tokens-per-domain", type=int, help="of the losses, a whole number of contexts")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
@@ -72,16 +94,33 @@ def _set_threads(threads: int) -> None:
 
 def _settings(given: argparse.Namespace) -> list[EvaluatorSettings]:
     """One entry per evaluator asked for; without any, geometry and the losses that can be had."""
-    suite = given.suite or read_manifest(given.checkpoint).recipe.data.corpus
+    if given.settings:
+        return [settings_from(_entry(text)) for text in given.settings]
+    recipe = read_manifest(given.checkpoint).recipe
+    suite = given.suite or (recipe.data.corpus if recipe else None)
     asked = given.evaluator or ["geometry", "loss"]
-    if not given.evaluator and not given.suite and not (given.corpora / suite).exists():
-        print(f"no losses: no corpus '{suite}' in {given.corpora}; say where with --corpora", file=sys.stderr)
+    if not given.evaluator and not given.suite and not (suite and (given.corpora / suite).exists()):
+        unknown = f"no corpus '{suite}' in {given.corpora}; say where with --corpora"
+        print(f"no losses: {unknown if suite else 'an imported model needs --suite'}", file=sys.stderr)
         asked = ["geometry"]
-    of_suite: dict[str, object] = {"suite": suite}
-    if given.tokens_per_domain is not None:
-        of_suite["tokens_per_domain"] = given.tokens_per_domain
-    has_suite = {name for name, settings in EVALUATOR_SETTINGS.items() if "suite" in settings.model_fields}
-    return [settings_from({"evaluator": name, **(of_suite if name in has_suite else {})}) for name in asked]
+    chosen = {"suite": suite, "tokens_per_domain": given.tokens_per_domain}
+    return [settings_from({"evaluator": name, **_those_of(name, chosen)}) for name in asked]
+
+
+def _those_of(evaluator: str, chosen: Mapping[str, object]) -> dict[str, object]:
+    """What was chosen, of the fields that the evaluator has."""
+    fields = EVALUATOR_SETTINGS[evaluator].model_fields
+    return {name: value for name, value in chosen.items() if value is not None and name in fields}
+
+
+def _entry(text: str) -> Mapping[str, object]:
+    try:
+        entry = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--settings {text}: is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(entry, dict):
+        raise InputError(f"--settings {text}: no mapping such as {{evaluator: geometry}}")
+    return entry
 
 
 def _table(title: str, values: Sequence[MetricValue]) -> Table:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.config import settings_from
-from trainers.errors import InputError
+from trainers.errors import EnvironmentFault, InputError
 
 NICENESS = 10  # training goes first where cores are shared
 
@@ -31,18 +31,18 @@ class EvaluationActor:
         """Values of one evaluation.
 
         checkpoint, corpora   folders;  settings  as filled by evaluators.config
-        returns   {"values": MetricValue records as mappings, "failure": None or why it cannot be done, "wall_s"}
-        raises    what the machine broke: the caller tries again
+        returns   {"values": MetricValue records as mappings, "failure": None or why it cannot be done,
+                  "fault": None or what the machine broke: the caller tries again, "wall_s"}
         """
         from evaluators.evaluate import evaluate
 
         began = time.monotonic()
-        values: list[dict[str, Any]] = []
-        failure = None
+        answer: dict[str, Any] = {"values": [], "failure": None, "fault": None}
         try:
-            values = [
-                asdict(value) for value in evaluate(Path(checkpoint), settings_from(settings), corpora=Path(corpora))
-            ]
+            values = evaluate(Path(checkpoint), settings_from(settings), corpora=Path(corpora))
+            answer["values"] = [asdict(value) for value in values]
         except InputError as error:
-            failure = str(error)
-        return {"values": values, "failure": failure, "wall_s": time.monotonic() - began}
+            answer["failure"] = str(error)
+        except EnvironmentFault as fault:
+            answer["fault"] = str(fault)
+        return {**answer, "wall_s": time.monotonic() - began}

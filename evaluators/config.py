@@ -14,21 +14,29 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from trainers.config import Count, Frozen, PositiveInt, Precision
+from trainers.config import Count, Fraction, Frozen, NonNegative, Positive, PositiveInt, Precision
 from trainers.errors import InputError, nearest
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class GeometrySettings(Frozen):
-    """Geometry of the unembedding.
+class _Settings(Frozen):
+    """What the settings of all evaluators have."""
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        """Names of the prepared corpora that the evaluator reads, besides the one that a checkpoint was trained on."""
+        return ()
+
+
+class MatrixSettings(_Settings):
+    """Geometry of a matrix.
 
     top_k             k of topk_variance_share
     power_law_ranks   spectral_exponent is fitted over these shares of the numerical rank: without the few leading
                       directions and without the tail, where a finite matrix falls off
     """
 
-    evaluator: Literal["geometry"] = "geometry"
     top_k: PositiveInt = 10
     power_law_ranks: tuple[Share, Share] = (0.1, 0.5)
 
@@ -40,22 +48,103 @@ class GeometrySettings(Frozen):
         return self
 
 
-class LossSettings(Frozen):
+class GeometrySettings(MatrixSettings):
+    """Geometry of the unembedding."""
+
+    evaluator: Literal["geometry"] = "geometry"
+
+
+class HiddenSettings(MatrixSettings):
+    """Geometry of the last hidden states, one of each sequence.
+
+    suite             name of the corpus whose text the model reads
+    domain            of the corpus; None: the first one of its pre-training mix
+    split             heldout or train
+    sequences         from the start of the split, one after the other
+    sequence_tokens   length of a sequence; None: the model's context
+    position          of the state in its sequence, from 0; -1 is the last
+    """
+
+    evaluator: Literal["hidden"] = "hidden"
+    suite: str
+    domain: str | None = None
+    split: Literal["heldout", "train"] = "heldout"
+    sequences: Annotated[int, Field(ge=2, strict=True)] = 256
+    sequence_tokens: Annotated[int, Field(ge=2, strict=True)] | None = None
+    position: Annotated[int, Field(strict=True)] = -1
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        return (self.suite,)
+
+
+class LossSettings(_Settings):
     """Token loss and bits per byte on every evaluation set of a suite.
 
     suite               name of the suite; a prepared corpus is a suite of that name
-    tokens_per_domain   tokens read from the start of each held-out split; a whole number of contexts
+    tokens_per_domain   tokens read from the start of each held-out split; a whole number of sequences
+    sequence_tokens     length of a sequence; None: the model's context
     """
 
     evaluator: Literal["loss"] = "loss"
     suite: str
     tokens_per_domain: PositiveInt = 8192
+    sequence_tokens: Annotated[int, Field(ge=2, strict=True)] | None = None
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        return (self.suite,)
 
 
 Bits = Literal[2, 3, 4, 8]
 
 
-class QuantizeSettings(Frozen):
+class FinetuneSettings(_Settings):
+    """Fine-tuning on one domain, and what is forgotten of the pre-training mix.
+
+    suite               name of the corpus that holds the target domain
+    domain              whose training split is trained on and whose held-out split is measured
+    retained            corpus whose mix is measured for forgetting; None: the one that the checkpoint was trained on
+    tokens              to train on, less than one pass; a whole number of steps
+    batch_size          sequences a step, of the model's context
+    learning_rates      each from the checkpoint's weights; falling along a line, no warm-up
+    final_fraction      of a learning rate, at its last step
+    weight_decay, beta1, beta2, eps, clip   of AdamW, whose state starts at zero
+    seed                of the order of the sequences
+    precision           of the training; losses are measured in float32
+    tokens_per_domain   of each held-out set
+    source              of the defaults: jakespringer/experiments; batch_size: arXiv 2602.20433
+    """
+
+    evaluator: Literal["finetune"] = "finetune"
+    suite: str
+    domain: str
+    retained: str | None = None
+    tokens: PositiveInt = 20_971_520
+    batch_size: PositiveInt = 32
+    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (4e-5, 2e-4, 1e-3)
+    final_fraction: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    eps: Positive = 1e-8
+    clip: Positive = 1.0
+    seed: Count = 0
+    precision: Precision = "float32"
+    tokens_per_domain: PositiveInt = 8192
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.suite, self.retained) if name is not None)
+
+    @model_validator(mode="after")
+    def _rates_rise(self) -> Self:
+        if list(self.learning_rates) != sorted(set(self.learning_rates)):
+            raise ValueError(f"learning_rates {list(self.learning_rates)} must rise")
+        return self
+
+
+class QuantizeSettings(_Settings):
     """GPTQ and round-to-nearest: the token loss on a suite before and after.
 
     suite, tokens_per_domain   as for the loss
@@ -96,21 +185,28 @@ class QuantizeSettings(Frozen):
             raise ValueError(f"bits {list(self.bits)} must rise")
         return self
 
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.suite, self.calibration_corpus) if name is not None)
 
-EvaluatorSettings = Annotated[GeometrySettings | LossSettings | QuantizeSettings, Field(discriminator="evaluator")]
 
-EVALUATOR_SETTINGS: Mapping[str, type[GeometrySettings | LossSettings | QuantizeSettings]] = {
+AnySettings = GeometrySettings | HiddenSettings | LossSettings | FinetuneSettings | QuantizeSettings
+EvaluatorSettings = Annotated[AnySettings, Field(discriminator="evaluator")]
+
+EVALUATOR_SETTINGS: Mapping[str, type[AnySettings]] = {
     "geometry": GeometrySettings,
+    "hidden": HiddenSettings,
     "loss": LossSettings,
+    "finetune": FinetuneSettings,
     "quantize": QuantizeSettings,
 }
 
-EVALUATOR_VERSIONS: Mapping[str, int] = {"geometry": 1, "loss": 1, "quantize": 1}
+EVALUATOR_VERSIONS: Mapping[str, int] = {"geometry": 1, "hidden": 1, "loss": 1, "finetune": 1, "quantize": 1}
 
-_SETTINGS: TypeAdapter[GeometrySettings | LossSettings | QuantizeSettings] = TypeAdapter(EvaluatorSettings)
+_SETTINGS: TypeAdapter[AnySettings] = TypeAdapter(EvaluatorSettings)
 
 
-def settings_from(values: Mapping[str, object]) -> GeometrySettings | LossSettings | QuantizeSettings:
+def settings_from(values: Mapping[str, object]) -> AnySettings:
     """The filled settings of one entry of `evaluations:`, without its `at`.
 
     raises   InputError with every problem of the entry: field, what was given, what is allowed, nearest name

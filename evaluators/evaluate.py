@@ -15,8 +15,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from evaluators.config import EvaluatorSettings, GeometrySettings, LossSettings, QuantizeSettings
+from evaluators.config import (
+    EvaluatorSettings,
+    FinetuneSettings,
+    GeometrySettings,
+    HiddenSettings,
+    LossSettings,
+    QuantizeSettings,
+)
+from evaluators.finetune import Outcome, fine_tune, open_texts
 from evaluators.geometry import unembedding_geometry
+from evaluators.hidden import hidden_geometry
 from evaluators.loss import suite_losses
 from evaluators.metrics import MetricValue, Plain
 from evaluators.quantize import open_calibration, quantised_losses
@@ -45,43 +54,67 @@ def _geometry(checkpoint_dir: Path, settings: GeometrySettings, corpora: Path, d
     convention: dict[str, Plain] = {
         "matrix": "unembedding",
         "tensor": manifest.unembedding,
-        "tied": manifest.recipe.model.tied,
+        "tied": manifest.tied,
         "dtype": str(weight_RD.dtype).removeprefix("torch."),
     }
     try:
-        return unembedding_geometry(weight_RD, manifest.recipe.model.vocab_size, settings, convention)
+        return unembedding_geometry(weight_RD, manifest.network.vocab_size, settings, convention)
     except InputError as error:
         raise _about(checkpoint_dir, f"{manifest.unembedding}: {error.headline}", error.problems) from None
 
 
+def _hidden(checkpoint_dir: Path, settings: HiddenSettings, corpora: Path, device: str) -> list[MetricValue]:
+    manifest = read_manifest(checkpoint_dir)
+    suite = open_suite(settings.suite, corpora, manifest.trained_on)
+    return hidden_geometry(_finite_model(checkpoint_dir), suite, settings, manifest.network.context, device)
+
+
 def _loss(checkpoint_dir: Path, settings: LossSettings, corpora: Path, device: str) -> list[MetricValue]:
-    recipe = read_manifest(checkpoint_dir).recipe
-    suite = open_suite(settings.suite, corpora, recipe.data)
-    network = load_model(checkpoint_dir)
-    _refuse_non_finite(checkpoint_dir, network)
-    return suite_losses(network, suite, settings, recipe.model.context, device)
+    manifest = read_manifest(checkpoint_dir)
+    suite = open_suite(settings.suite, corpora, manifest.trained_on)
+    sequence_tokens = settings.sequence_tokens or manifest.network.context
+    if sequence_tokens > manifest.network.context:
+        raise InputError(
+            f"{checkpoint_dir}: sequence_tokens: {sequence_tokens:,}, the model reads {manifest.network.context:,} at "
+            f"most; nothing was evaluated"
+        )
+    return suite_losses(_finite_model(checkpoint_dir), suite, settings, sequence_tokens, device)
+
+
+def fine_tune_checkpoint(checkpoint_dir: Path, settings: FinetuneSettings, corpora: Path, device: str) -> Outcome:
+    """As evaluate, with the fine-tuned network beside the values."""
+    manifest = read_manifest(checkpoint_dir)
+    context = manifest.network.context
+    texts = open_texts(settings, corpora, manifest.trained_on, context)
+    return fine_tune(_finite_model(checkpoint_dir), manifest.unembedding, texts, settings, context, device)
+
+
+def _finetune(checkpoint_dir: Path, settings: FinetuneSettings, corpora: Path, device: str) -> list[MetricValue]:
+    return list(fine_tune_checkpoint(checkpoint_dir, settings, corpora, device).values)
 
 
 def _quantize(checkpoint_dir: Path, settings: QuantizeSettings, corpora: Path, device: str) -> list[MetricValue]:
-    recipe = read_manifest(checkpoint_dir).recipe
-    suite = open_suite(settings.suite, corpora, recipe.data)
-    calibration = open_calibration(settings, corpora, recipe.data, suite, recipe.model.context)
-    network = load_model(checkpoint_dir)
-    _refuse_non_finite(checkpoint_dir, network)
-    return quantised_losses(network, suite, calibration, settings, device)
+    manifest = read_manifest(checkpoint_dir)
+    suite = open_suite(settings.suite, corpora, manifest.trained_on)
+    calibration = open_calibration(settings, corpora, manifest.trained_on, suite, manifest.network.context)
+    return quantised_losses(_finite_model(checkpoint_dir), suite, calibration, settings, device)
 
 
 EVALUATORS: Mapping[str, Callable[[Path, Any, Path, str], list[MetricValue]]] = {
     "geometry": _geometry,
+    "hidden": _hidden,
     "loss": _loss,
+    "finetune": _finetune,
     "quantize": _quantize,
 }
 
 
-def _refuse_non_finite(checkpoint_dir: Path, network: PreTrainedModel) -> None:
+def _finite_model(checkpoint_dir: Path) -> PreTrainedModel:
+    network = load_model(checkpoint_dir)
     bad = [name for name, tensor in network.named_parameters() if not bool(torch.isfinite(tensor).all())]
     if bad:
         raise _about(checkpoint_dir, f"non_finite: {len(bad)} tensors hold nan or inf", [", ".join(bad[:5])])
+    return network
 
 
 def _about(checkpoint_dir: Path, headline: str, problems: list[str] | tuple[str, ...]) -> InputError:

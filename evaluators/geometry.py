@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evaluators.config import GeometrySettings
+from evaluators.config import MatrixSettings
 from evaluators.metrics import MetricValue, Plain, metric_value
 from trainers.errors import InputError
 
@@ -396,7 +396,7 @@ _ZERO = "the matrix is zero"
 _FEW_ROWS = "fewer than two rows have a direction"
 
 
-def geometry(matrix_VD: Matrix, settings: GeometrySettings, convention: Mapping[str, Plain]) -> list[MetricValue]:
+def geometry(matrix_VD: Matrix, settings: MatrixSettings, convention: Mapping[str, Plain]) -> list[MetricValue]:
     """Every geometry metric of a matrix; one that is undefined for it is None with the reason.
 
     matrix_VD    (V, D), any float dtype; computed in float64
@@ -408,7 +408,7 @@ def geometry(matrix_VD: Matrix, settings: GeometrySettings, convention: Mapping[
 
 
 def unembedding_geometry(
-    weight_RD: Matrix, vocab_size: int, settings: GeometrySettings, convention: Mapping[str, Plain]
+    weight_RD: Matrix, vocab_size: int, settings: MatrixSettings, convention: Mapping[str, Plain]
 ) -> list[MetricValue]:
     """Geometry of an unembedding without its padding rows; beside it, with them, what published numbers include.
 
@@ -431,7 +431,7 @@ def unembedding_geometry(
 
 
 def _geometry(
-    rows: Rows, first: Survey, settings: GeometrySettings, convention: Mapping[str, Plain]
+    rows: Rows, first: Survey, settings: MatrixSettings, convention: Mapping[str, Plain]
 ) -> list[MetricValue]:
     centred_rows = replace(rows, shift=first.mean)
     raw = spectrum(rows, first.gram)
@@ -467,7 +467,7 @@ _SPECTRAL: Mapping[str, Callable[[Floats], float]] = {
 
 
 def _spectrum_values(
-    rows: Rows, raw: Spectrum, settings: GeometrySettings, convention: Mapping[str, Plain]
+    rows: Rows, raw: Spectrum, settings: MatrixSettings, convention: Mapping[str, Plain]
 ) -> list[MetricValue]:
     values_R, n = raw.values, rows.count
     top_k = variance_share(values_R, settings.top_k) if raw.rank else None
@@ -488,7 +488,7 @@ def _spectrum_values(
 
 
 def _spectral_exponent_value(
-    raw: Spectrum, n: int, settings: GeometrySettings, convention: Mapping[str, Plain]
+    raw: Spectrum, n: int, settings: MatrixSettings, convention: Mapping[str, Plain]
 ) -> MetricValue:
     low, high = settings.power_law_ranks
     first, last = max(1, math.ceil(low * raw.rank)), math.floor(high * raw.rank)

@@ -15,11 +15,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,16 +25,15 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from evaluators.config import LossSettings, QuantizeSettings
+from evaluators.hub import corpus_tokenizer, folder_beside
 from evaluators.loss import suite_losses
 from evaluators.quantize import Calibration, blocks, gptq_model, group_columns, open_calibration
 from evaluators.suites import Suite, open_suite
 from trainers.checkpoint import load_model, read_manifest
 from trainers.errors import EnvironmentFault, InputError
-from trainers.tokens import load_tokenizer
-from trainers.tokens import read_manifest as read_corpus
 
 LARGEST_DIFFERENCE = 1e-3  # nats a token, of the packed model's loss from that of quantize.py, on any evaluation set
 _PACKED = ("qweight", "qzeros", "scales", "g_idx")
@@ -64,12 +60,15 @@ def export_gptq(
                   settings, or a loss differs by more than LARGEST_DIFFERENCE; EnvironmentFault if the child fails
     """
     recipe = read_manifest(checkpoint_dir).recipe
+    if recipe is None:
+        raise InputError(f"{checkpoint_dir}: an imported model, export it from where it came")
     network = load_model(checkpoint_dir).eval()
     _refuse(target, environment, network, settings, bits)
     suite = open_suite(settings.suite, corpora, recipe.data)
     calibration = open_calibration(settings, corpora, recipe.data, suite, recipe.model.context)
-    with _folder_beside(target.absolute()) as folder:
-        _save(network, corpora / recipe.data.corpus, folder / "model")
+    with folder_beside(target.absolute()) as folder:
+        network.save_pretrained(folder / "model")
+        corpus_tokenizer(corpora / recipe.data.corpus).save_pretrained(folder / "model")
         request = {
             "bits": bits,
             "group_size": _common_group_size(network, settings),
@@ -132,24 +131,6 @@ def _matrices(network: PreTrainedModel) -> dict[str, nn.Linear]:
     """The matrices of the blocks by their name among the parameters."""
     inside = {module for block in blocks(network) for module in block.modules()}
     return {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear) and m in inside}
-
-
-@contextmanager
-def _folder_beside(target: Path) -> Iterator[Path]:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-
-
-def _save(network: PreTrainedModel, corpus_dir: Path, folder: Path) -> None:
-    network.save_pretrained(folder)
-    tokenizer = load_tokenizer(corpus_dir)
-    end_of_text = tokenizer.id_to_token(read_corpus(corpus_dir).tokenizer.end_of_text)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end_of_text, pad_token=end_of_text)
-    fast.save_pretrained(folder)
 
 
 def _quantise_in_child(folder: Path, calibration: Calibration, config: Mapping[str, object], environment: Path) -> None:

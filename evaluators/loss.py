@@ -68,6 +68,9 @@ def _check_lengths(suite: Suite, settings: LossSettings, context: int) -> None:
         for one in suite.sets
         if one.tokens < asked
     ]
+    problems += [f"{one.domain}: its held-out split is one document" for one in suite.sets if one.documents < 2]
+    if not suite.sets:
+        raise InputError(f"suite '{suite.name}': no evaluation set, nothing was evaluated")
     if asked % context:
         near = [tokens for tokens in (asked - asked % context, asked + context - asked % context) if tokens]
         problems.append(f"{asked:,} is not a whole number of contexts of {context}; near: {near}")

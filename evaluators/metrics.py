@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainers.errors import InputError, nearest
@@ -63,6 +63,7 @@ _VERSHYNIN = "Rudelson & Vershynin, J. ACM 2007"
 _RUDMAN = "Rudman et al., Findings of ACL 2022"
 _GAO = "Gao et al. 2017, bioRxiv 214262"
 _FRANTAR = "Frantar et al., ICLR 2023 (GPTQ)"
+_TUNED = "Kulkarni et al. 2026, arXiv 2602.20433"
 _NUMPY = "numpy.linalg.matrix_rank, default tolerance"
 _LINEAR_ALGEBRA = "Golub & Van Loan, Matrix Computations"
 _BOTH_SIGNS = "minimum over maximum of Z(c), c over both signs of every right singular vector"
@@ -87,7 +88,7 @@ def _quantised(bits: int) -> tuple[Metric, ...]:
     )
 
 
-_ALL = (
+_GEOMETRY = (
     _described("effective_rank", "directions", _ROY, "exp of the entropy of the singular values s scaled to sum 1"),
     _described("effective_rank_share", "1", _ROY, "effective_rank / min(rows, columns)"),
     _described("effective_rank_centred", "directions", _ROY, "effective_rank after the mean row is subtracted"),
@@ -128,6 +129,9 @@ _ALL = (
     _described("row_norm_mean", "1", _LINEAR_ALGEBRA, "mean Euclidean length of the rows"),
     _described("row_norm_max", "1", _LINEAR_ALGEBRA, "length of the longest row"),
     _described("row_norm_min", "1", _LINEAR_ALGEBRA, "length of the shortest row"),
+)
+
+_LOSSES = (
     _lower("loss", "nats/token", "Shannon 1948", "mean of -ln p over the predicted tokens"),
     _lower(
         "bits_per_byte",
@@ -135,10 +139,37 @@ _ALL = (
         "Gao et al. 2020 (The Pile), section 3.1",
         "-log2 p summed over the predicted tokens / UTF-8 bytes of exactly these tokens",
     ),
+    _lower("finetune_loss", "nats/token", _TUNED, "loss on the target after fine-tuning, at the best learning rate"),
+    _lower("finetune_loss_before", "nats/token", _TUNED, "loss on the target before"),
+    Metric(
+        name="finetune_gain",
+        version=1,
+        unit="nats/token",
+        direction="higher_is_better",
+        source=_TUNED,
+        meaning="finetune_loss_before minus finetune_loss",
+    ),
+    _lower("retained_loss", "nats/token", _TUNED, "loss on the pre-training mix after that fine-tuning"),
+    _lower("retained_loss_before", "nats/token", _TUNED, "loss on the pre-training mix before"),
+    _lower("forgetting", "nats/token", _TUNED, "retained_loss minus retained_loss_before"),
+    Metric(
+        name="finetune_learning_rate",
+        version=1,
+        unit="1",
+        direction="descriptive",
+        source=_TUNED,
+        meaning="learning rate that gave finetune_loss",
+    ),
     *(metric for bits in (2, 3, 4, 8) for metric in _quantised(bits)),
 )
 
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
+_OF_HIDDEN_STATES = tuple(
+    replace(metric, name=f"hidden_{metric.name}", meaning=f"{metric.meaning}; of the last hidden states of sequences")
+    for metric in _GEOMETRY
+    if not metric.name.endswith("_padded")
+)
+
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*_GEOMETRY, *_OF_HIDDEN_STATES, *_LOSSES)}
 
 
 def metric_value(

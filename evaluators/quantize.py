@@ -36,7 +36,7 @@ from evaluators.loss import suite_losses
 from evaluators.metrics import MetricValue, Plain, metric_value
 from evaluators.suites import Suite, open_suite
 from trainers.batches import TrainingSequences
-from trainers.config import Data
+from trainers.config import Data, Imported
 from trainers.errors import InputError
 from trainers.model import body
 from trainers.tokens import open_split
@@ -339,7 +339,7 @@ class Calibration:
 
 
 def open_calibration(
-    settings: QuantizeSettings, corpora: Path, trained_on: Data, suite: Suite, context: int
+    settings: QuantizeSettings, corpora: Path, trained_on: Data | Imported, suite: Suite, context: int
 ) -> Calibration:
     """The calibration sequences, never text of the suite.
 
@@ -347,7 +347,9 @@ def open_calibration(
     raises    InputError if the corpus is missing, was made with another tokenizer or is too small, or if it is not the
               suite's own, whose splits share no document, and a calibration sequence occurs in the evaluated tokens
     """
-    name = settings.calibration_corpus or trained_on.corpus
+    name = settings.calibration_corpus or (trained_on.corpus if isinstance(trained_on, Data) else None)
+    if name is None:
+        raise InputError("calibration_corpus: missing; an imported model's training text is not known")
     source = open_suite(name, corpora, trained_on)
     order = TrainingSequences(
         source.folder, source.manifest, context=context, seed=settings.calibration_seed, repeat=False

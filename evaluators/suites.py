@@ -10,22 +10,24 @@ A prepared corpus is a suite of the same name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainers.config import Data
+from trainers.config import Data, Imported
 from trainers.errors import InputError
-from trainers.tokens import Manifest, read_manifest
+from trainers.tokens import Manifest, read_manifest, tokenizer_identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSet:
-    """One held-out split. in_distribution: it was split off the very text that the checkpoint trained on."""
+    """One held-out split. in_distribution: it was split off the text that the checkpoint trained on; None: unknown."""
 
     domain: str
     split: str
     tokens: int
-    in_distribution: bool
+    documents: int
+    in_distribution: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +40,8 @@ class Suite:
     sets: tuple[EvaluationSet, ...]
 
 
-def open_suite(name: str, corpora: Path, trained_on: Data) -> Suite:
-    """The suite, checked to be readable by a model that was trained on `trained_on`.
+def open_suite(name: str, corpora: Path, trained_on: Data | Imported) -> Suite:
+    """The suite, checked to be readable by a model that was trained on `trained_on`, or imported.
 
     corpora   folder of the prepared corpora
     raises    InputError if the corpus is missing or was made with another tokenizer; an empty split cannot be: its
@@ -47,14 +49,16 @@ def open_suite(name: str, corpora: Path, trained_on: Data) -> Suite:
     """
     folder = corpora / name
     manifest = read_manifest(folder)
-    if manifest.digest != trained_on.digest:
+    own = isinstance(trained_on, Data) and manifest.digest == trained_on.digest
+    if not own:
         _check_tokenizer(name, manifest, corpora, trained_on)
     sets = tuple(
         EvaluationSet(
             domain=split.domain,
             split=split.split,
             tokens=split.tokens,
-            in_distribution=split.role == "mix" and manifest.digest == trained_on.digest,
+            documents=split.documents,
+            in_distribution=None if isinstance(trained_on, Imported) else own and split.role == "mix",
         )
         for split in manifest.splits
         if split.split == "heldout"
@@ -62,15 +66,31 @@ def open_suite(name: str, corpora: Path, trained_on: Data) -> Suite:
     return Suite(name=name, folder=folder, manifest=manifest, sets=sets)
 
 
-def _check_tokenizer(name: str, manifest: Manifest, corpora: Path, trained_on: Data) -> None:
+def only(suite: Suite, domains: Sequence[str]) -> Suite:
+    """The suite with the evaluation sets of these domains."""
+    return replace(suite, sets=tuple(one for one in suite.sets if one.domain in domains))
+
+
+def _check_tokenizer(name: str, manifest: Manifest, corpora: Path, trained_on: Data | Imported) -> None:
     """Equal digests have equal tokenizers; another corpus must be cut into the tokens that the model knows."""
-    known = read_manifest(corpora / trained_on.corpus).tokenizer
-    if manifest.tokenizer.sha256 != known.sha256:
+    if isinstance(trained_on, Data):
+        record = read_manifest(corpora / trained_on.corpus).tokenizer
+        same = record.sha256 == manifest.tokenizer.sha256
+        owner, entries = trained_on.corpus, record.vocab_size
+        advice = f"prepare '{name}' with the tokenizer of '{owner}'"
+    elif trained_on.tokenizer is None:
+        what = f"{trained_on.source}: imported without a tokenizer, no text can be given to it; nothing was evaluated"
+        raise InputError(what)
+    else:
+        same = tokenizer_identity((corpora / name / "tokenizer.json").read_text()) == trained_on.tokenizer
+        owner, entries = trained_on.source, trained_on.vocab_size
+        advice = f"geosweep data prepare SOURCE --name {name} --tokenizer CHECKPOINT/tokenizer.json"
+    if not same:
         raise InputError(
             f"suite '{name}' is cut by another tokenizer than the checkpoint was trained with, nothing was evaluated",
             [
-                f"{name}: tokenizer {manifest.tokenizer.sha256[:12]}, {manifest.tokenizer.vocab_size:,} entries",
-                f"{trained_on.corpus} (trained on): tokenizer {known.sha256[:12]}, {known.vocab_size:,} entries",
+                f"{name}: tokenizer of {manifest.tokenizer.vocab_size:,} entries, from {manifest.tokenizer.source}",
+                f"checkpoint: tokenizer of {entries:,} entries, that of {owner}",
             ],
-            f"prepare '{name}' with the tokenizer of '{trained_on.corpus}'",
+            advice,
         )

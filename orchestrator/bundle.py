@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.query import Store, write_result
-from orchestrator.report.page import Report, image, make_report, page_of
+from orchestrator.report.page import Report, converted, make_report, page_of, vector
 from orchestrator.store.durable import storage_faults
 from orchestrator.store.layout import open_existing
 from orchestrator.store.sweeps import stored_sweep
@@ -76,8 +76,9 @@ def _files(store: Store, root: Path, report: Report) -> Iterator[tuple[str, byte
         if not figure.missing:
             yield f"figures/{figure.key}.sql", (figure.sql + ";\n").encode()
             # No PDF: its writer orders objects by chance, so its digest would never be the same twice.
-            yield f"figures/{figure.key}.svg", image(figure, "svg")
-            yield f"figures/{figure.key}.png", image(figure, "png")
+            svg = vector(figure)
+            yield f"figures/{figure.key}.svg", svg.encode()
+            yield f"figures/{figure.key}.png", converted(svg, "png")
 
 
 def _parquet(rows: pa.Table) -> bytes:

@@ -220,10 +220,13 @@ def resume(
     """Continue a sweep from the file that the store keeps of it."""
     from orchestrator.spec import read_text
     from orchestrator.store.layout import open_existing
-    from orchestrator.store.sweeps import stored_sweep
+    from orchestrator.store.sweeps import IMPORTED, stored_sweep
 
     path = stored_sweep(open_existing(store), name)
-    _run(read_text(path), str(path), store, no_share)
+    if (text := read_text(path)).startswith(IMPORTED):
+        advice = f"geosweep eval {name} --evaluators ..."
+        raise InputError(f"'{name}' was imported: there is nothing to train", next_step=advice)
+    _run(text, str(path), store, no_share)
 
 
 def _run(text: str, source: str, store: Path, no_share: bool) -> None:
@@ -243,22 +246,106 @@ def _run(text: str, source: str, store: Path, no_share: bool) -> None:
     raise typer.Exit(130 if end.stopped else 1)
 
 
+@app.command(name="import")
+def import_(
+    source: Annotated[str, typer.Argument(metavar="DIR_OR_ID", help="folder of save_pretrained, or an id on the hub")],
+    revision: Annotated[list[str] | None, typer.Option(help="of the hub, e.g. step1000; may be repeated")] = None,
+    name: Annotated[str | None, typer.Option(help="of its sweep in the store; default: from the source")] = None,
+    tokens_per_step: Annotated[int | None, typer.Option(help="of its training (Pythia: 2097152)")] = None,
+    tokens: Annotated[int | None, typer.Option(help="seen so far, without --revision; default: 0, unknown")] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Bring a causal language model of transformers into the store, to be evaluated like any checkpoint."""
+    from orchestrator.imports import import_models
+
+    end = import_models(
+        store, source, revision or [], name=name, tokens_per_step=tokens_per_step, tokens=tokens, say=out.print
+    )
+    head = end.manifests[-1]
+    size = f"{head.parameters.all:,} parameters, W {head.unembedding}{' (tied)' * head.tied}"
+    padding = head.network.vocab_rows - head.network.vocab_size
+    out.print(f"trial {end.trial}: {len(end.manifests)} checkpoints, {size}, {padding} padding rows", markup=False)
+    for group in end.equal:
+        at = ", ".join(f"{count:,}" for count in group)
+        out.print(f"  the same unembedding, bit for bit, at {at} tokens: are these the checkpoints they say?")
+    out.print(f"evaluate: geosweep eval {end.sweep} --evaluators geometry --store {store}", markup=False)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="folder of a checkpoint (column path of table checkpoints)")],
+    target: Annotated[Path, typer.Argument(help="folder to write; it must not exist")],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Write a checkpoint as a folder that transformers' from_pretrained loads."""
+    from evaluators.hub import export_model
+
+    export_model(checkpoint, target, store / "corpora")
+    out.print(f"{target}: AutoModelForCausalLM.from_pretrained('{target}') loads it", markup=False)
+
+
+@app.command(name="eval")
+def evaluate(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a sweep that is in the store")],
+    evaluators: Annotated[str, typer.Option(help="names, comma between them; default: all that it asks for")] = "",
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="YAML list of evaluations with their settings")
+    ] = None,
+    suite: Annotated[str | None, typer.Option(help="for default settings; else the corpus of the training")] = None,
+    at: Annotated[Literal["every", "last"], typer.Option(help="checkpoints that get what is new")] = "every",
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="try again what could not be done")] = False,
+    actors: Annotated[int, typer.Option(min=1, help="evaluations at a time")] = 2,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Evaluate the checkpoints of a sweep that are there, also with evaluators that its file does not name."""
+    from orchestrator.backfill import Request, evaluate_sweep
+    from orchestrator.progress import screen_for
+
+    names = tuple(part.strip() for part in evaluators.split(",") if part.strip())
+    request = Request(evaluators=names, file=file, suite=suite, at=at, retry_failed=retry_failed)
+    end = evaluate_sweep(store, name, request, screen_for(out), actors=actors)
+    for problem in end.problems:
+        out.print(f"  {problem}", markup=False)
+    failed = f", {len(end.problems)} could not be done" if end.problems else ""
+    out.print(f"{name}: {end.evaluated} evaluations made{failed}" + ("" if end.complete else "; more are owed"))
+    if not end.complete or end.problems:
+        raise typer.Exit(130 if end.stopped else 1)
+
+
 @app.command()
 def status(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one sweep; default: all in the store")] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="draw it again every two seconds")] = False,
 ) -> None:
     """Show each cell of a sweep: complete, training, owed, diverged, failed and why."""
     from orchestrator import status as page
     from orchestrator.query import Store
 
     with Store(store) as opened:
+        if watch and not as_json:
+            page.watch(opened, name, out)
+            return
         sweeps = page.read_status(opened, name)
     if as_json:
         print(json.dumps([asdict(sweep) for sweep in sweeps], indent=2))
     else:
         page.show(sweeps, out)
+
+
+@app.command()
+def trial(
+    name: Annotated[str, typer.Argument(metavar="TRIAL", help="id of a trial, or the start of one")],
+    sweep: Annotated[str | None, typer.Option(help="which sweep's, where several have it")] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Show one cell: recipe, loss, segments, checkpoints, metrics, events."""
+    from orchestrator import trialpage
+    from orchestrator.query import Store
+
+    with Store(store) as opened:
+        trialpage.show(trialpage.read_trial(opened, name, sweep), out)
 
 
 @app.command()

@@ -7,11 +7,10 @@ out   CorpusFacts by name; a complete check of the token files before a session 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from evaluators.config import LossSettings, QuantizeSettings
-from orchestrator.plan import Plan
+from orchestrator.plan import Evaluation, Plan
 from orchestrator.presets import CorpusFacts
 from orchestrator.store.layout import create_or_open
 from trainers.corpus import SourceText
@@ -52,17 +51,20 @@ def require_corpora(root: Path, plan: Plan) -> None:
 
     raises  InputError that names what is missing; EnvironmentFault (corrupt_file) that names the damaged file
     """
-    names = {trial.recipe.data.corpus: "training" for trial in plan.trials}
-    for evaluation in plan.evaluations:
-        settings, why = evaluation.settings, f"evaluator '{evaluation.evaluator}'"
-        if isinstance(settings, LossSettings | QuantizeSettings):
-            names.setdefault(settings.suite, why)
-        if isinstance(settings, QuantizeSettings) and settings.calibration_corpus is not None:
-            names.setdefault(settings.calibration_corpus, why)
+    require(root, plan.sweep, {t.recipe.data.corpus: "training" for t in plan.trials} | read_by(plan.evaluations))
+
+
+def read_by(evaluations: Iterable[Evaluation]) -> dict[str, str]:
+    """The corpora that evaluations read, each with one of the evaluators that does."""
+    return {name: f"evaluator '{e.evaluator}'" for e in evaluations for name in e.settings.corpora}
+
+
+def require(root: Path, sweep: str, names: Mapping[str, str]) -> None:
+    """As require_corpora. names: corpus -> what needs it"""
     there = corpus_facts(root)
     if missing := [f"'{name}' for {why}" for name, why in names.items() if name not in there]:
         raise InputError(
-            f"{plan.sweep}: {len(missing)} corpora are not prepared in {root}, nothing was started",
+            f"{sweep}: {len(missing)} corpora are not prepared in {root}, nothing was started",
             missing,
             f"prepare each: geosweep data prepare NAME --store {root}",
         )

@@ -1,24 +1,28 @@
 """Owed evaluations: what the plan asks for, minus what the store holds, computed by Ray actors beside the training.
 
-plan + store -> [evals] -> evaluators.actors -> metrics (store)
-Nothing is remembered: an evaluation is done when its rows are in the store. Training never waits for one.
+plan + store -> [evals] -> evaluators.actors -> metrics, failures (store)
+Nothing is remembered: an evaluation is done when its values are in the store, and failed when a reason is. Training
+never waits for one.
 """
 
 from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from orchestrator.plan import Evaluation, Plan
+from orchestrator.plan import Evaluation
 from orchestrator.schema import METRICS
 from orchestrator.store.durable import is_full
 from orchestrator.store.inbox import key_of, publish
 from orchestrator.store.layout import StoreLayout
-from orchestrator.store.tables import StoredTable
+from orchestrator.store.registry import checkpoint_digests
+from orchestrator.store.tables import StoredTable, read_rows
 from trainers.checkpoint import read_manifest
 from trainers.errors import EnvironmentFault
 
@@ -33,30 +37,51 @@ class OwedEvaluation:
     checkpoint: str
     folder: str
 
+    @property
+    def identity(self) -> tuple[str, str, str, int]:
+        """The unit of `metrics` that its values will be."""
+        asked = self.evaluation
+        return (self.checkpoint, asked.evaluator, asked.settings_digest, asked.version)
+
+    def __str__(self) -> str:
+        return f"{self.evaluation.evaluator} ({self.evaluation.settings_digest}) of {self.folder}"
+
 
 class Ledger:
-    """Which evaluations are done and which are owed. A checkpoint never changes, so its digest is read once."""
+    """Which evaluations are done, failed or owed. A checkpoint never changes, so its digest is read once."""
 
-    def __init__(self, layout: StoreLayout, plan: Plan) -> None:
+    def __init__(self, layout: StoreLayout, evaluations: Iterable[Evaluation], *, retry_failed: bool = False) -> None:
+        """evaluations: all that are asked for. retry_failed: those that could not be done are owed again"""
         self._layout = layout
         self._metrics = StoredTable(layout, "metrics")
-        self._left = list(plan.evaluations)
-        self._checkpoints: dict[str, str] = {}
-        self.asked = len(plan.evaluations)
+        self._left = list(evaluations)
+        self._failed = set() if retry_failed else failed_identities(layout)
+        self._checkpoints = checkpoint_digests(layout)
+        self.out_of_reach = 0
+        """Evaluations that are asked of checkpoints whose weights were not kept; as of the last `owed`."""
+        self.asked = len(self._left)
 
     def owed(self, committed: Collection[str]) -> list[OwedEvaluation]:
-        """What can be evaluated now: its segment is among `committed` and its rows are not there yet."""
+        """What can be evaluated now: its segment is among `committed`, its values are not there, it has not failed."""
         here = [self._item(evaluation) for evaluation in self._left if evaluation.segment in committed]
-        stored = self._metrics.have([_unit_key(item) for item in here])
-        owed = [item for item in here if _unit_key(item) not in stored]
+        open_ = [item for item in here if item.identity not in self._failed]
+        stored = self._metrics.have([key_of(METRICS, item.identity) for item in open_])
+        owed = [item for item in open_ if key_of(METRICS, item.identity) not in stored]
         still = {id(item.evaluation) for item in owed}
         self._left = [e for e in self._left if e.segment not in committed or id(e) in still]
-        return owed
+        reachable = [item for item in owed if Path(item.folder).exists()]
+        self.out_of_reach = len(owed) - len(reachable)
+        return reachable
 
     @property
     def left(self) -> tuple[Evaluation, ...]:
         """What was not done when `owed` looked last, ready or not."""
         return tuple(self._left)
+
+    def give_up(self, item: OwedEvaluation, reason: str, tries: int) -> None:
+        """Store that an evaluation could not be done; the others go on."""
+        publish(self._layout, "failures", [_failure_row(item, reason, tries)])
+        self._failed.add(item.identity)
 
     @property
     def done(self) -> int:
@@ -71,24 +96,33 @@ class Ledger:
         )
 
 
+def failed_identities(layout: StoreLayout) -> set[tuple[str, str, str, int]]:
+    """Checkpoint, evaluator, settings and version of every evaluation that could not be done."""
+    rows = read_rows(layout, "failures", ["checkpoint", "evaluator", "settings_digest", "evaluator_version"])
+    return {(r["checkpoint"], r["evaluator"], r["settings_digest"], r["evaluator_version"]) for r in rows}
+
+
 class EvaluationPool:
-    """Ray actors that take owed evaluations; `poll` again and again, it never waits."""
+    """Ray actors that take owed evaluations; `poll` again and again, it never waits.
+
+    failures   what could not be done in this session, with the reason
+    """
 
     def __init__(self, layout: StoreLayout, ledger: Ledger, actors: int) -> None:
         self._layout, self._ledger = layout, ledger
         self._idle: list[Any] = [_new_actor() for _ in range(actors)]
         self._running: dict[Any, tuple[Any, OwedEvaluation]] = {}
         self._unsaved: dict[str, Sequence[Mapping[str, Any]]] = {}
-        self._tries: dict[str, int] = {}
+        self._tries: Counter[str] = Counter()
         self.failures: dict[str, str] = {}
 
     def poll(self, committed: Collection[str]) -> int:
         """Store what is finished, hand out what is owed; returns how many are owed or running."""
         self._collect()
-        in_work = {_name(owed) for _, owed in self._running.values()} | self._unsaved.keys()
-        owed = [o for o in self._ledger.owed(committed) if _name(o) not in self.failures]
+        in_work = {str(owed) for _, owed in self._running.values()} | self._unsaved.keys()
+        owed = self._ledger.owed(committed)
         for item in owed:
-            if self._idle and _name(item) not in in_work:
+            if self._idle and str(item) not in in_work:
                 actor = self._idle.pop()
                 settings = item.evaluation.settings.model_dump(mode="json")
                 corpora = str(self._layout.root / "corpora")
@@ -104,12 +138,12 @@ class EvaluationPool:
         for reference in finished:
             actor, owed = self._running.pop(reference)
             try:
-                answer = ray.get(reference)
-            except ray.exceptions.RayError as error:
-                self._count_failure(owed, error)
-                actor = _new_actor() if isinstance(error, ray.exceptions.RayActorError) else actor
-            else:
-                self._unsaved[_name(owed)] = metric_rows(owed, answer)
+                self._settle(owed, ray.get(reference))
+            except ray.exceptions.RayActorError as error:  # the actor died: its machine, its memory, a kill
+                self._count_fault(owed, str(error).strip().splitlines()[0])
+                actor = _new_actor()
+            except ray.exceptions.RayTaskError as error:  # an exception that evaluate does not expect
+                self._count_fault(owed, str(error).strip().splitlines()[-1])
             self._idle.append(actor)
         self._save()
 
@@ -124,20 +158,23 @@ class EvaluationPool:
                 return
             del self._unsaved[name]
 
-    def _count_failure(self, owed: OwedEvaluation, error: Exception) -> None:
-        name = _name(owed)
-        self._tries[name] = self._tries.get(name, 0) + 1
-        if self._tries[name] >= TRIES:
-            self.failures[name] = str(error.__cause__ or error).strip().splitlines()[-1]
+    def _settle(self, owed: OwedEvaluation, answer: Mapping[str, Any]) -> None:
+        if answer["fault"] is not None:
+            self._count_fault(owed, answer["fault"])
+        elif answer["failure"] is not None:
+            self._give_up(owed, answer["failure"])
+        else:
+            self._unsaved[str(owed)] = metric_rows(owed, answer)
 
+    def _count_fault(self, owed: OwedEvaluation, reason: str) -> None:
+        if self._tries[str(owed)] + 1 >= TRIES:
+            self._give_up(owed, reason)
+        else:
+            self._tries[str(owed)] += 1
 
-def _unit_key(owed: OwedEvaluation) -> str:
-    asked = owed.evaluation
-    return key_of(METRICS, [owed.checkpoint, asked.evaluator, asked.settings_digest, asked.version])
-
-
-def _name(owed: OwedEvaluation) -> str:
-    return f"{owed.evaluation.evaluator} ({owed.evaluation.settings_digest}) of {owed.folder}"
+    def _give_up(self, owed: OwedEvaluation, reason: str) -> None:
+        self._ledger.give_up(owed, reason, tries=self._tries[str(owed)] + 1)
+        self.failures[str(owed)] = reason
 
 
 def _new_actor() -> Any:
@@ -149,34 +186,10 @@ def _new_actor() -> Any:
 
 
 def metric_rows(owed: OwedEvaluation, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The rows of one finished evaluation; one row without a value when it could not be done."""
-    common = {
-        "checkpoint": owed.checkpoint,
-        "segment": owed.evaluation.segment,
-        "tokens": owed.evaluation.tokens,
-        "evaluator": owed.evaluation.evaluator,
-        "settings_digest": owed.evaluation.settings_digest,
-        "evaluator_version": owed.evaluation.version,
-        "wall_s": answer["wall_s"],
-        "host": socket.gethostname(),
-        "time": datetime.now(UTC),
-    }
-    if answer["failure"] is not None:
-        nothing = {"metric": "evaluation_failed", "metric_version": 1, "value": None, "unit": "", "convention": "{}"}
-        return [
-            {
-                **common,
-                **nothing,
-                "dataset": None,
-                "split": None,
-                "layer": None,
-                "n": None,
-                "failure": answer["failure"],
-            }
-        ]
+    """The rows of one finished evaluation."""
     return [
         {
-            **common,
+            **_common(owed),
             "metric": value["metric"],
             "metric_version": value["version"],
             "dataset": value["dataset"],
@@ -186,7 +199,24 @@ def metric_rows(owed: OwedEvaluation, answer: Mapping[str, Any]) -> Sequence[Map
             "unit": value["unit"],
             "n": value["n"],
             "convention": json.dumps(dict(value["convention"]), sort_keys=True),
-            "failure": None,
+            "wall_s": answer["wall_s"],
         }
         for value in answer["values"]
     ]
+
+
+def _failure_row(owed: OwedEvaluation, reason: str, tries: int) -> Mapping[str, Any]:
+    return {**_common(owed), "reason": reason, "tries": tries}
+
+
+def _common(owed: OwedEvaluation) -> dict[str, Any]:
+    return {
+        "checkpoint": owed.checkpoint,
+        "segment": owed.evaluation.segment,
+        "tokens": owed.evaluation.tokens,
+        "evaluator": owed.evaluation.evaluator,
+        "settings_digest": owed.evaluation.settings_digest,
+        "evaluator_version": owed.evaluation.version,
+        "host": socket.gethostname(),
+        "time": datetime.now(UTC),
+    }

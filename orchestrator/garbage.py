@@ -21,7 +21,7 @@ from orchestrator.spec import read_text
 from orchestrator.standing import read_standing
 from orchestrator.store import registry
 from orchestrator.store.layout import StoreLayout
-from orchestrator.store.sweeps import current_revisions
+from orchestrator.store.sweeps import IMPORTED, asked_evaluations, current_revisions
 from orchestrator.store.tables import read_rows
 from trainers.checkpoint import STATE
 
@@ -51,18 +51,20 @@ def find_garbage(layout: StoreLayout) -> list[Garbage]:
     raises  InputError when a sweep in the store cannot be planned any more: then nobody knows what it needs
     """
     current = current_revisions(layout)
-    plans = {name: _plan(layout, name, revision) for name, revision in current.items()}
+    texts = {(name, revision): read_text(layout.sweep(name, revision)) for name, revision in current.items()}
+    # What was imported cannot be made again: it stays.
+    trained = {key: text for key, text in texts.items() if not text.startswith(IMPORTED)}
+    plans = {key: _plan(layout, *key, text) for key, text in trained.items()}
     users: dict[str, set[tuple[str, str]]] = {}
     for row in read_rows(layout, "chains", ["sweep", "revision", "segment"]):
         users.setdefault(row["segment"], set()).add((row["sweep"], row["revision"]))
     found = []
     for id, asking in users.items():
-        parts = [plans[sweep][1] for sweep, revision in asking if current[sweep] == revision]
+        parts = [plans[key][1] for key in asking if key in plans]
         if len(parts) == len(asking) and all(id in part.weights | part.state for part in parts):
-            sweep = min(asking)[0]
-            if segment := plans[sweep][0].segment_by_id.get(id):
-                whole = all(id in part.weights for part in parts)
-                found += list(_on_disk(layout, sweep, segment, whole))
+            sweep, revision = min(asking)
+            segment = plans[sweep, revision][0].segment_by_id[id]
+            found += list(_on_disk(layout, sweep, segment, whole=all(id in part.weights for part in parts)))
     return sorted(found, key=lambda garbage: garbage.path)
 
 
@@ -73,11 +75,10 @@ def remove(layout: StoreLayout, garbage: Sequence[Garbage]) -> None:
         give_up(layout, item.segment, item.sweep)
 
 
-def _plan(layout: StoreLayout, sweep: str, revision: str) -> tuple[Plan, Parts]:
-    file = layout.sweep(sweep, revision)
-    spec, plan = load_plan(read_text(file), str(file), corpus_facts(layout.root))
+def _plan(layout: StoreLayout, sweep: str, revision: str, text: str) -> tuple[Plan, Parts]:
+    spec, plan = load_plan(text, str(layout.sweep(sweep, revision)), corpus_facts(layout.root))
     standing = read_standing(layout, plan)
-    ledger = Ledger(layout, plan)
+    ledger = Ledger(layout, asked_evaluations(layout, sweep, revision))
     ledger.owed(standing.committed)
     owing = {evaluation.segment for evaluation in ledger.left}
     return plan, removable(plan, spec.keep, standing.committed, standing.left, owing)

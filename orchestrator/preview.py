@@ -106,7 +106,7 @@ def _read_stored(root: Path, plan: Plan) -> _Stored:
 
     layout = open_existing(root)
     standing = read_standing(layout, plan)
-    ledger = Ledger(layout, plan)
+    ledger = Ledger(layout, plan.evaluations)
     ledger.owed(standing.committed)
     revision = current_revision(layout, plan.sweep)
     last = json.loads(layout.plan(plan.sweep, revision).read_text(encoding="utf-8")) if revision else None

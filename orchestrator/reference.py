@@ -84,7 +84,9 @@ def _shipped() -> Iterator[str]:
 
 
 def _section(title: str, model: type[Frozen], level: int = 2) -> str:
-    summary, meanings = documented(model)
+    summary, _ = documented(model)
+    records = [record for record in reversed(model.__mro__) if record is not Frozen and issubclass(record, Frozen)]
+    meanings = {name: meaning for record in records for name, meaning in documented(record)[1].items()}
     schema = model.model_json_schema()
     rows = [
         f"| `{name}` | {meanings[name]} | {_allowed(field, schema.get('$defs', {}))} | {_default(model, name)} |"

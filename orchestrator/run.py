@@ -21,7 +21,7 @@ from typing import Any
 
 from orchestrator.corpora import require_corpora
 from orchestrator.legs import Leg, LegQueue, with_descendants
-from orchestrator.plan import Plan
+from orchestrator.plan import Evaluation, Plan
 from orchestrator.preview import preview, refuse_above_limits
 from orchestrator.progress import Counts, Screen
 from orchestrator.retention import removable
@@ -30,7 +30,7 @@ from orchestrator.standing import read_standing
 from orchestrator.store import registry
 from orchestrator.store.committer import committing
 from orchestrator.store.layout import StoreLayout, create_or_open
-from orchestrator.store.sweeps import segments_of_other_sweeps, submit
+from orchestrator.store.sweeps import asked_evaluations, segments_of_other_sweeps, submit
 from trainers.errors import EnvironmentFault
 
 POLL_S = 0.2
@@ -83,10 +83,18 @@ def only_driver(layout: StoreLayout) -> Iterator[None]:
         except BlockingIOError as error:
             raise EnvironmentFault(
                 "store_busy",
-                f"{layout.root}: another `geosweep run` works on this store; nothing was started",
+                f"{layout.root}: another `geosweep run` or `eval` works on this store; nothing was started",
                 "wait for it, stop it with Ctrl-C, or use another --store",
             ) from error
         yield
+
+
+def _asked(layout: StoreLayout, plan: Plan) -> list[Evaluation]:
+    """What the sweep's file asks for, and what `geosweep eval` added to this revision later."""
+    planned = {(e.segment, e.evaluator, e.settings_digest) for e in plan.evaluations}
+    stored = asked_evaluations(layout, plan.sweep, plan.revision)
+    added = [e for e in stored if (e.segment, e.evaluator, e.settings_digest) not in planned]
+    return [*plan.evaluations, *added]
 
 
 class _Session:
@@ -104,7 +112,7 @@ class _Session:
         self._released_at = (-1, -1)
         self._failed: dict[str, str] = {}
         self._committed_before = len(self._committed)
-        self._ledger = Ledger(layout, plan)
+        self._ledger = Ledger(layout, _asked(layout, plan))
         self._ledger.owed(self._committed)
         self._evaluated_before = self._ledger.done
         self._stopping = threading.Event()
@@ -133,7 +141,7 @@ class _Session:
         queue = LegQueue(tuple(self._left.values()))
         pool = EvaluationPool(self._layout, self._ledger, self._spec.execution.evaluators)
         tune = TuneSession(queue, self._layout, self._plan.sweep, self._spec.execution, scratch, self._on_progress)
-        with _signals(self._stopping, self._screen):
+        with stop_signals(self._stopping, self._screen):
             if not queue.exhausted:
                 tune.start()
             told = False
@@ -233,18 +241,20 @@ class _Session:
 
     def end(self) -> SessionEnd:
         owed = self._ledger.owed(self._committed)
+        gone = self._ledger.out_of_reach
+        not_kept = [f"{gone} evaluations are asked of checkpoints that were not kept: they cannot be made"] * bool(gone)
         return SessionEnd(
             sweep=self._plan.sweep,
             trained=len(self._committed) - self._committed_before,
             evaluated=self._ledger.done - self._evaluated_before,
-            complete=self._trained_out() and not owed,
+            complete=self._trained_out() and not owed and not gone,
             stopped=self._stopping.is_set(),
-            problems=(*self._faults, *(f"{segment}: {reason}" for segment, reason in self._failed.items())),
+            problems=(*not_kept, *self._faults, *(f"{segment}: {reason}" for segment, reason in self._failed.items())),
         )
 
 
 @contextmanager
-def _signals(stopping: threading.Event, screen: Screen) -> Iterator[None]:
+def stop_signals(stopping: threading.Event, screen: Screen) -> Iterator[None]:
     """SIGINT and SIGTERM ask for a stop; a second SIGINT leaves at once."""
 
     def ask(number: int, _frame: FrameType | None) -> None:

@@ -121,7 +121,7 @@ _EVALUATION = (
 
 TRIALS = Table(
     name="trials",
-    meaning="one row per trial of a submitted sweep: the whole recipe",
+    meaning="one row per trial of a submitted sweep: the whole recipe; of an imported model what is known, else null",
     key=("sweep", "revision", "trial"),
     unit=("sweep", "revision"),
     columns=(
@@ -135,25 +135,25 @@ TRIALS = Table(
         _column("params_no_input_embedding", INT, "parameters without the input embedding", "parameters"),
         _column("params_body", INT, "parameters without input embedding and unembedding", "parameters"),
         _column("context", INT, "length of a training sequence", "tokens"),
-        _column("batch_size", INT, "sequences of one optimizer step", "sequences"),
-        _column("weight_decay", DOUBLE, "AdamW weight decay"),
-        _column("peak_lr", DOUBLE, "highest learning rate"),
-        _column("schedule", STRING, "shape of the learning rate: cosine, linear, constant, wsd"),
-        _column("warmup_tokens", INT, "length of the warm-up", "tokens"),
+        _nullable("batch_size", INT, "sequences of one optimizer step", "sequences"),
+        _nullable("weight_decay", DOUBLE, "AdamW weight decay"),
+        _nullable("peak_lr", DOUBLE, "highest learning rate"),
+        _nullable("schedule", STRING, "shape of the learning rate: cosine, linear, constant, wsd"),
+        _nullable("warmup_tokens", INT, "length of the warm-up", "tokens"),
         _nullable("decay_tokens", INT, "length of the final decay; null unless the schedule is wsd", "tokens"),
-        _column("final_lr_fraction", DOUBLE, "last learning rate as a share of the highest"),
+        _nullable("final_lr_fraction", DOUBLE, "last learning rate as a share of the highest"),
         _column("token_budget", INT, "tokens that the trial trains on", "tokens"),
-        _column("seed", INT, "seed of initialisation and data order"),
-        _column("attention", STRING, "layout of the block: sequential or parallel"),
+        _nullable("seed", INT, "seed of initialisation and data order"),
+        _nullable("attention", STRING, "layout of the block: sequential or parallel"),
         _column("tied", BOOL, "input embedding and unembedding are one matrix"),
-        _column("precision", STRING, "number format of the forward pass"),
-        _column("corpus", STRING, "name of the training corpus"),
-        _column("corpus_digest", STRING, "digest of its token files"),
+        _nullable("precision", STRING, "number format of the forward pass"),
+        _nullable("corpus", STRING, "name of the training corpus"),
+        _nullable("corpus_digest", STRING, "digest of its token files"),
         _column("varied", STRING, "JSON: axis -> value of this cell"),
         _column("recipe", STRING, "JSON: every field that can change a number"),
         _column("recipe_digest", STRING, "digest of the recipe"),
-        _column("steps", INT, "optimizer steps", "steps"),
-        _column("flops", DOUBLE, "training cost, unembedding counted", "FLOP"),
+        _nullable("steps", INT, "optimizer steps", "steps"),
+        _nullable("flops", DOUBLE, "training cost, unembedding counted", "FLOP"),
     ),
 )
 
@@ -178,8 +178,8 @@ CHAINS = Table(
 ASKED = Table(
     name="asked",
     meaning="evaluations that a sweep asks for at the end of a segment",
-    key=("sweep", "revision", "segment", "evaluator", "settings_digest", "evaluator_version"),
-    unit=("sweep", "revision", "evaluator", "settings_digest", "evaluator_version"),
+    key=("sweep", "revision", "segment", "evaluator", "settings_digest", "evaluator_version", "request"),
+    unit=("sweep", "revision", "evaluator", "settings_digest", "evaluator_version", "request"),
     columns=(
         _SWEEP,
         _REVISION,
@@ -187,6 +187,7 @@ ASKED = Table(
         *_EVALUATION,
         _TOKENS,
         _column("settings", STRING, "JSON: the evaluator's settings"),
+        _column("request", STRING, "digest of the segments asked for at once, by the sweep or by eval later"),
     ),
 )
 
@@ -261,7 +262,7 @@ METRICS = Table(
         _circumstance("segment", STRING, "a segment that ended with this checkpoint"),
         _TOKENS,
         *_EVALUATION,
-        _column("metric", STRING, "name of the metric; 'evaluation_failed' when the evaluation could not be done"),
+        _column("metric", STRING, "name of the metric"),
         _column("metric_version", INT, "version of the metric's definition"),
         _nullable("dataset", STRING, "evaluation set; null for a metric of the weights"),
         _nullable("split", STRING, "split of the evaluation set"),
@@ -270,8 +271,25 @@ METRICS = Table(
         _column("unit", STRING, "unit of the value"),
         _nullable("n", INT, "how many items the value is over"),
         _column("convention", STRING, "JSON: choices that define the number"),
-        _nullable("failure", STRING, "why the evaluation could not be done"),
         _WALL,
+        _HOST,
+        _TIME,
+    ),
+)
+
+FAILURES = Table(
+    name="failures",
+    meaning="evaluations that could not be done, and why; values that are in metrics count before a failure",
+    # Tried again (`geosweep eval --retry-failed`) it may fail for another reason, which is a row of its own.
+    key=("checkpoint", "evaluator", "settings_digest", "evaluator_version", "reason"),
+    unit=("checkpoint", "evaluator", "settings_digest", "evaluator_version", "reason"),
+    columns=(
+        _CHECKPOINT,
+        _SEGMENT,
+        _TOKENS,
+        *_EVALUATION,
+        _column("reason", STRING, "why it could not be done"),
+        _circumstance("tries", INT, "how often it was tried"),
         _HOST,
         _TIME,
     ),
@@ -342,7 +360,7 @@ SPEEDS = Table(
 )
 
 TABLES: Mapping[str, Table] = MappingProxyType(
-    {t.name: t for t in (TRIALS, CHAINS, ASKED, SEGMENTS, CHECKPOINTS, METRICS, CURVES, EVENTS, SPEEDS)}
+    {t.name: t for t in (TRIALS, CHAINS, ASKED, SEGMENTS, CHECKPOINTS, METRICS, FAILURES, CURVES, EVENTS, SPEEDS)}
 )
 
 _EVALUATION_STATE = (
@@ -355,6 +373,7 @@ _EVALUATION_STATE = (
     _nullable("checkpoint", STRING, "digest of the checkpoint; null until it is committed"),
     _column("ready", BOOL, "the checkpoint is committed, so the evaluation can start"),
     _column("state", STRING, "done, failed, ready, waiting, or unreachable (the training before it diverged)"),
+    _nullable("reason", STRING, "why it failed, the last time it was tried"),
 )
 _RESULTS = (*TRIALS.columns, _TOKENS, _CHECKPOINT)
 

@@ -56,20 +56,24 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
             ), lost as (
                 select sweep, revision, segment from chain group by all having bool_or(lost)
             ), measured as (
-                select checkpoint, evaluator, settings_digest, evaluator_version,
-                    bool_or(metric = 'evaluation_failed') as failed
-                from metrics group by all
+                select distinct checkpoint, evaluator, settings_digest, evaluator_version from metrics
+            ), failed as (
+                select checkpoint, evaluator, settings_digest, evaluator_version, arg_max(reason, time) as reason
+                from failures group by all
             )
             select a.sweep, a.revision, a.segment, a.tokens, a.evaluator, a.settings_digest, a.evaluator_version,
                 a.settings, k.checkpoint, k.checkpoint is not null as ready,
-                case when m.failed then 'failed' when m.checkpoint is not null then 'done'
+                case when m.checkpoint is not null then 'done' when f.checkpoint is not null then 'failed'
                     when k.checkpoint is not null then 'ready' when lost.segment is not null then 'unreachable'
-                    else 'waiting' end as state
+                    else 'waiting' end as state,
+                case when m.checkpoint is null then f.reason end as reason
             from current_asked a
             left join checkpoints k on k.segment = a.segment and k.tokens = a.tokens
             left join lost on (lost.sweep, lost.revision, lost.segment) = (a.sweep, a.revision, a.segment)
             left join measured m on m.checkpoint = k.checkpoint and m.evaluator = a.evaluator
-                and m.settings_digest = a.settings_digest and m.evaluator_version = a.evaluator_version""",
+                and m.settings_digest = a.settings_digest and m.evaluator_version = a.evaluator_version
+            left join failed f on f.checkpoint = k.checkpoint and f.evaluator = a.evaluator
+                and f.settings_digest = a.settings_digest and f.evaluator_version = a.evaluator_version""",
         "owed": "select * from evaluations where state in ('ready', 'waiting')",
         "cells": """
             with chain as (
@@ -114,7 +118,6 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
             with reached as (
                 select p.sweep, m.*
                 from (select distinct sweep, checkpoint from trial_checkpoints) p join metrics m using (checkpoint)
-                where m.metric <> 'evaluation_failed'
             ), chosen as (
                 select r.sweep, r.evaluator, coalesce(max(e.evaluator_version), max(r.evaluator_version)) as version
                 from (select distinct sweep, evaluator, evaluator_version from reached) r

@@ -189,6 +189,32 @@ def nothing_is_trained_after_its_checkpoint(store: Path) -> None:
     assert sum(row["tokens_trained"] for row in ended) == 4 * 24_576
 
 
+def trainers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Ray's worker processes that train, by the title that Ray gives them."""
+    return [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if any("Trainable" in part for part in child.cmdline())
+    ]
+
+
+def test_a_trial_whose_process_is_killed_is_repeated_and_the_session_goes_on(
+    tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(corpus, store / "corpora" / "builtin")
+    process = start(store, "run", str(sweep_file))
+    assert wait_for_files(process, store, 16)
+    victims = trainers_of(process)
+    assert victims
+    victims[0].kill()
+    finish(process)
+    same_results(store, undisturbed)
+    died = rows(store, "select detail from events where kind = 'attempt_died'")
+    assert len(died) == 1
+    assert died[0]["detail"]
+
+
 def test_a_stop_saves_the_running_state_and_says_how_to_continue(
     tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
 ) -> None:

@@ -34,7 +34,7 @@ def ends(plan: Plan) -> list[str]:
 
 def evaluate_everything(root: Path, plan: Plan) -> None:
     layout = StoreLayout(root)
-    ledger = Ledger(layout, plan)
+    ledger = Ledger(layout, plan.evaluations)
     for owed in ledger.owed([segment.id for segment in plan.segments]):
         asked = owed.evaluation
         given = {"evaluator": asked.evaluator, "settings_digest": asked.settings_digest}

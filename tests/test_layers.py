@@ -19,11 +19,14 @@ MAY_IMPORT = {
 
 ORDER = {
     "trainers": "errors config scales schedule corpus tokens batches model head optim checkpoint loop __main__",
-    "evaluators": "config metrics geometry suites loss quantize gptq_child gptq_format evaluate actors __main__",
+    "evaluators": (
+        "config metrics geometry suites loss hidden finetune hub quantize gptq_child gptq_format evaluate actors "
+        "__main__"
+    ),
     "orchestrator": (
         "spec presets identity sharing plan retention machines cost lint changes schema store corpora views query legs "
-        "standing attempt tune evals garbage preview planpage bench progress run status statistics study report bundle "
-        "reference cli __main__"
+        "standing attempt tune evals garbage preview planpage bench progress run imports backfill status trialpage "
+        "statistics study report bundle reference cli __main__"
     ),
     "orchestrator.report": "style figures effects matrices tables page",
     "orchestrator.store": "durable layout leases inbox tables committer registry sweeps verify",

@@ -6,7 +6,16 @@ import math
 
 import pytest
 
-from evaluators.config import EVALUATOR_VERSIONS, GeometrySettings, LossSettings, QuantizeSettings, settings_from
+from evaluators.config import (
+    EVALUATOR_SETTINGS,
+    EVALUATOR_VERSIONS,
+    FinetuneSettings,
+    GeometrySettings,
+    HiddenSettings,
+    LossSettings,
+    QuantizeSettings,
+    settings_from,
+)
 from evaluators.metrics import METRICS, metric_value
 from trainers.errors import InputError
 
@@ -53,9 +62,11 @@ def test_settings_survive_json() -> None:
         GeometrySettings(top_k=3),
         LossSettings(suite="builtin", tokens_per_domain=256),
         QuantizeSettings(suite="builtin", bits=(2, 8), group_size=None),
+        HiddenSettings(suite="builtin", domain="docs", position=3),
+        FinetuneSettings(suite="builtin", domain="python", learning_rates=(1e-4, 1e-3)),
     ):
         assert settings_from(settings.model_dump(mode="json")) == settings
-    assert set(EVALUATOR_VERSIONS) == {"geometry", "loss", "quantize"}
+    assert EVALUATOR_VERSIONS.keys() == EVALUATOR_SETTINGS.keys()
 
 
 @pytest.mark.parametrize(

@@ -156,13 +156,18 @@ def test_failed_segment_that_commits_later_counts_as_committed(layout: StoreLayo
 
 def test_evaluation_that_could_not_be_done_is_not_owed_and_not_counted_as_done(layout: StoreLayout) -> None:
     submit(layout, {"t": [("a", 100)]})
-    failure = {"value": None, "failure": "width 64 does not divide by 128"}
-    publish(layout, "metrics", [metric_row(commit(layout, "a", 100), "evaluation_failed", **failure)])
+    reason = "width 64 does not divide by 128"
+    checkpoint = commit(layout, "a", 100)
+    failure = {"checkpoint": checkpoint, "evaluator": "geometry", "settings_digest": "s1", "evaluator_version": 1}
+    publish(layout, "failures", [row("failures", **failure, reason=reason)])
     with Store(layout.root) as store:
         cell = store.sql("select state, evaluations_done, evaluations_failed from cells").rows()
         assert cell == [{"state": "complete", "evaluations_done": 0, "evaluations_failed": 1}]
+        assert store.sql("select state, reason from evaluations").rows() == [{"state": "failed", "reason": reason}]
         assert len(store.table("owed")) == 0
-        assert "evaluation_failed" not in store.results().arrow().column_names
+        publish(layout, "metrics", [metric_row(checkpoint, "effective_rank", 2.0)])  # tried again, it went well
+        store.refresh()
+        assert store.sql("select state, reason from evaluations").rows() == [{"state": "done", "reason": None}]
 
 
 def test_results_have_a_row_for_each_trial_and_checkpoint_and_final_the_last_of_each(study: Store) -> None:
@@ -217,7 +222,7 @@ def test_metric_columns_are_named_by_metric_dataset_split_and_layer(layout: Stor
         described = [r for r in store.describe() if r["column"] == "bits_per_byte_c_headers"]
     values = {name: result[name] for name in ("loss_docs", "loss_docs_train", "bits_per_byte_c_headers")}
     assert values == {"loss_docs": 3.0, "loss_docs_train": 2.0, "bits_per_byte_c_headers": 1.0}
-    assert (result["seed"], result["seed_s1"], result["rank_H_layer3"]) == (0, 9.0, 5.0)
+    assert (result["seed"], result["seed_s1"], result["rank_H_layer3"]) == (None, 9.0, 5.0)
     assert [(r["table"], r["unit"]) for r in described] == [("results", "bits/byte"), ("final", "bits/byte")]
 
 

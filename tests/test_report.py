@@ -83,6 +83,13 @@ def test_rank_and_loss_shows_the_stored_numbers(root: Path, report: Report) -> N
         pd.testing.assert_series_equal(shown[name], stored[name])
 
 
+def test_the_page_holds_the_lint_of_the_stored_sweep_file(report: Report) -> None:
+    (content,) = [
+        part.content for section in report.sections for part in section.tables if part.title == "Lint of the design"
+    ]
+    assert any("attention" in what and "family" in what for _, what, _ in content.rows)
+
+
 def test_the_curves_over_tokens_show_every_checkpoint_after_the_start(root: Path, report: Report) -> None:
     (figure,) = [figure for figure in report.figures if figure.key == "saturation"]
     with Store(root) as store:

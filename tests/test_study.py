@@ -118,12 +118,14 @@ def test_a_misspelt_sweep_gets_the_nearest_name_and_no_traceback(root: Path, com
 
 
 def test_the_bundle_holds_tables_figures_sweep_file_and_digests_and_is_the_same_each_time(
-    root: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    root = tmp_path / "store"
+    make_study_store(root, scales=("4M",), batches=(32,), checkpoints=2, finished=3, diverged=(3,))
     with Store(root) as store:
         write_bundle(store, root, "study", tmp_path / "a.zip")
         write_bundle(store, root, "study", tmp_path / "b.zip")
-        asked = store.sql("select trial, state from cells where state <> 'complete'").rows()
+        asked = store.sql("select trial, state from cells where state <> 'complete' order by trial").rows()
         trials = store.sql("select count(*) as n from trials").rows()[0]["n"]
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
     with zipfile.ZipFile(tmp_path / "a.zip") as archive:

@@ -2,7 +2,8 @@
 
 loop -> [checkpoint] -> the next segment, evaluators, store
 in    named tensors, the curve since the checkpoint before, and what they belong to
-out   weights.parquet, state.parquet (optimizer moments, random state), curve.parquet, and manifest.json, written last.
+out   weights.parquet, state.parquet (optimizer moments, random state), curve.parquet, and manifest.json, written last;
+      of an imported model no state, and its tokenizer beside the weights.
       The folder is made beside its place and renamed: it is there with its manifest, or not at all
 not   torch, as long as no tensor is touched: planner and store read manifests and curves through this module
 
@@ -28,15 +29,15 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import AwareDatetime, ValidationError
+from pydantic import AwareDatetime, ValidationError, model_validator
 
-from trainers.config import Count, Frozen, PositiveInt, Recipe
+from trainers.config import Count, Data, Frozen, Imported, Model, PositiveInt, Recipe
 from trainers.errors import EnvironmentFault, InputError
 from trainers.scales import ParameterCounts, count_parameters
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 CHUNK_BYTES = 4 * 2**20
 MANIFEST, WEIGHTS, STATE, CURVE = "manifest.json", "weights.parquet", "state.parquet", "curve.parquet"
+TOKENIZER = "tokenizer.json"  # of an imported model; those of our own belong to their corpus
 AGAIN = "restore it from a copy, or remove the folder: training then goes on from the checkpoint before it"
 
 _TENSOR_SCHEMA = pa.schema(
@@ -109,6 +111,7 @@ class CheckpointManifest(Frozen):
     segment           the segment that ended here; history   digest of all that was realised up to here
     tokens, steps     seen since fresh weights
     recipe            of the attempt that made it; another recipe with the same history may go on from here
+    imported          instead of a recipe, of a model that was trained elsewhere
     weights_sha256    of names, types, shapes and bytes, whatever the file looks like; state_sha256 likewise
     unembedding       name of W among the weights; of the input embedding when tied
     """
@@ -119,7 +122,8 @@ class CheckpointManifest(Frozen):
     history: str
     tokens: Count
     steps: Count
-    recipe: Recipe
+    recipe: Recipe | None
+    imported: Imported | None = None
     files: dict[str, FileRecord]
     weights_sha256: str
     state_sha256: str
@@ -129,6 +133,28 @@ class CheckpointManifest(Frozen):
     dtype: str
     parameters: ParameterCounts
     made: Circumstances
+
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> Self:
+        if (self.recipe is None) == (self.imported is None):
+            raise ValueError("a checkpoint has either a recipe or is imported")
+        return self
+
+    @property
+    def network(self) -> Model | Imported:
+        """What the weights are weights of; both kinds have context, vocab_size and vocab_rows."""
+        if self.recipe is not None:
+            return self.recipe.model
+        assert self.imported is not None
+        return self.imported
+
+    @property
+    def trained_on(self) -> Data | Imported:
+        """The training data, or the model whose training data we do not know."""
+        if self.recipe is not None:
+            return self.recipe.data
+        assert self.imported is not None
+        return self.imported
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -159,39 +185,109 @@ def write_checkpoint(
     # W is named by the model's code, which needs torch; whoever holds tensors has loaded it already
     from trainers.model import unembedding_name
 
-    unembedding = unembedding_name(recipe.model)
-    history_and_bits = {
-        "history": history,
-        "tokens": tokens,
-        "weights_sha256": content_sha256(weights),
-        "state_sha256": content_sha256(state),
+    position = {"tokens": tokens, "steps": steps, "history": history, "recipe": recipe.model_dump(mode="json")}
+    with _new_folder(target, temporary) as folder:
+        _write_tensors(folder / WEIGHTS, weights, position)
+        _write_tensors(folder / STATE, state, position)
+        _write_curve(folder / CURVE, curve)
+        manifest = _manifest(
+            weights,
+            unembedding_name(recipe.model),
+            files={name: _synced(folder / name) for name in (WEIGHTS, STATE, CURVE)},
+            state_sha256=content_sha256(state),
+            segment=segment,
+            history=history,
+            tokens=tokens,
+            steps=steps,
+            recipe=recipe,
+            tied=recipe.model.tied,
+            parameters=count_parameters(recipe.model),
+            made=made,
+        )
+        return _finish(folder, target, manifest)
+
+
+def write_imported(
+    target: Path,
+    *,
+    weights: Mapping[str, torch.Tensor],
+    imported: Imported,
+    unembedding: str,
+    tied: bool,
+    parameters: ParameterCounts,
+    tokenizer: str | None,
+    segment: str,
+    tokens: int,
+    steps: int,
+    made: Circumstances,
+    temporary: Path | None = None,
+) -> CheckpointManifest:
+    """Put a model that was trained elsewhere where a checkpoint belongs; it has no optimizer state and no curve.
+
+    weights     every parameter under its name, in the type it came in;  unembedding   which of them is W
+    tokenizer   the text of its tokenizer.json
+    otherwise   as write_checkpoint
+    """
+    # How it came about is not known: equal weights of an equal model are equal, wherever they were read from.
+    known = imported.model_dump(mode="json", exclude={"source", "revision"})
+    history = _json_sha256({"imported": known, "weights_sha256": content_sha256(weights)})
+    position = {"tokens": tokens, "steps": steps, "history": history, "imported": imported.model_dump(mode="json")}
+    with _new_folder(target, temporary) as folder:
+        _write_tensors(folder / WEIGHTS, weights, position)
+        _write_curve(folder / CURVE, ())
+        names = [WEIGHTS, CURVE]
+        if tokenizer is not None:
+            (folder / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+            names.append(TOKENIZER)
+        manifest = _manifest(
+            weights,
+            unembedding,
+            files={name: _synced(folder / name) for name in names},
+            state_sha256=content_sha256({}),
+            segment=segment,
+            history=history,
+            tokens=tokens,
+            steps=steps,
+            recipe=None,
+            imported=imported,
+            tied=tied,
+            parameters=parameters,
+            made=made,
+        )
+        return _finish(folder, target, manifest)
+
+
+def _manifest(weights: Mapping[str, torch.Tensor], unembedding: str, **more: Any) -> CheckpointManifest:
+    weights_sha256 = content_sha256(weights)
+    identity = {
+        **{name: more[name] for name in ("history", "tokens", "state_sha256")},
+        "weights_sha256": weights_sha256,
     }
+    return CheckpointManifest(
+        **more,
+        format=FORMAT_VERSION,
+        checkpoint=_json_sha256(identity),
+        weights_sha256=weights_sha256,
+        unembedding=unembedding,
+        unembedding_sha256=content_sha256({unembedding: weights[unembedding]}),
+        dtype=_dtype_name(weights[unembedding]),
+    )
+
+
+@contextmanager
+def _new_folder(target: Path, temporary: Path | None) -> Iterator[Path]:
+    """A folder to fill and publish; gone at the end, whatever happens, unless it was published."""
     folder = temporary or target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
     with _storage_faults(target, folder):
         target.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
-        position = {"tokens": tokens, "steps": steps, "history": history, "recipe": recipe.model_dump(mode="json")}
-        _write_tensors(folder / WEIGHTS, weights, position)
-        _write_tensors(folder / STATE, state, position)
-        _write_curve(folder / CURVE, curve)
-        manifest = CheckpointManifest(
-            **history_and_bits,
-            format=FORMAT_VERSION,
-            checkpoint=_json_sha256(history_and_bits),
-            segment=segment,
-            steps=steps,
-            recipe=recipe,
-            files={name: _synced(folder / name) for name in (WEIGHTS, STATE, CURVE)},
-            unembedding=unembedding,
-            unembedding_sha256=content_sha256({unembedding: weights[unembedding]}),
-            tied=recipe.model.tied,
-            dtype=_dtype_name(weights[unembedding]),
-            parameters=count_parameters(recipe.model),
-            made=made,
-        )
-        (folder / MANIFEST).write_text(_manifest_text(manifest), encoding="utf-8")
-        _synced(folder / MANIFEST)
-        return _publish(folder, target, manifest)
+        yield folder
+
+
+def _finish(folder: Path, target: Path, manifest: CheckpointManifest) -> CheckpointManifest:
+    (folder / MANIFEST).write_text(_manifest_text(manifest), encoding="utf-8")
+    _synced(folder / MANIFEST)
+    return _publish(folder, target, manifest)
 
 
 def circumstances(*, device: str, threads: int, micro_batch: int | None, compiled: bool) -> Circumstances:
@@ -405,9 +501,10 @@ def load_model(folder: Path) -> PreTrainedModel:
     """The checkpoint's model with its weights, float32 on the CPU."""
     import torch
 
-    from trainers.model import empty_model
+    from trainers.model import empty_imported_model, empty_model
 
-    network = empty_model(read_manifest(folder).recipe.model)
+    origin = read_manifest(folder).network
+    network = empty_imported_model(origin) if isinstance(origin, Imported) else empty_model(origin)
     weights = read_weights(folder)
     parameters = dict(network.named_parameters())
     if weights.keys() != parameters.keys():
@@ -434,8 +531,9 @@ def verify_checkpoint(folder: Path) -> CheckpointManifest:
         if found.sha256 != expected.sha256:
             raise _corrupt(path, f"sha256 is {found.sha256}, the manifest says {expected.sha256}")
     read_weights(folder)
-    read_state(folder)
     read_curve(folder)
+    if STATE in manifest.files:
+        read_state(folder)
     return manifest
 
 

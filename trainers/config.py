@@ -152,6 +152,27 @@ class Recipe(Frozen):
         return self
 
 
+class Imported(Frozen):
+    """A model that was trained elsewhere: what is known of it instead of a recipe.
+
+    source            folder or hub id that it was read from; revision   of the hub, None for a folder
+    config            its transformers configuration as JSON, tie_word_embeddings as the weights really are
+    family            transformers' model_type
+    context           longest sequence that it takes, in tokens
+    vocab_size        entries of its tokenizer; vocab_rows   rows of its unembedding, the ones above are padding
+    tokenizer         tokens.tokenizer_identity of its tokenizer.json; None: it came without one
+    """
+
+    source: str
+    revision: str | None
+    config: str
+    family: str
+    context: PositiveInt
+    vocab_size: PositiveInt
+    vocab_rows: PositiveInt
+    tokenizer: str | None
+
+
 def _rotary_problems(model: Model) -> list[str]:
     head_size = model.hidden_size // model.heads
     rotated = int(head_size * model.rotary_fraction)

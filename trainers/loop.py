@@ -246,6 +246,8 @@ def _open_sequences(recipe: Recipe, corpus_dir: Path) -> TrainingSequences:
 def _check_history(manifest: CheckpointManifest, recipe: Recipe, checkpoint_dir: Path) -> None:
     """What has been realised at the checkpoint must be the recipe's: fresh weights always, the rest after a step."""
     before = manifest.recipe
+    if before is None:
+        raise InputError(f"{checkpoint_dir}: an imported model has no optimizer state, nothing was resumed")
     realised = {"model": (before.model, recipe.model), "seed": (before.seed, recipe.seed)}
     if manifest.steps > 0:
         realised["data.digest"] = (before.data.digest, recipe.data.digest)

@@ -8,14 +8,23 @@ not   published weights, devices, precision: they are added where they are used
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 
-from trainers.config import Model
+from trainers.config import Imported, Model
 from trainers.errors import InputError
 
 CUTOFF = 3.0  # fresh weights lie within this many standard deviations (OLMo's ladder)
@@ -39,6 +48,15 @@ def empty_model(model: Model) -> PreTrainedModel:
     """The model with its parameters unset, for weights that come from elsewhere."""
     with no_init_weights():
         network = _olmo(model) if model.family == "olmo" else _pythia(model)
+    network.tie_weights()
+    return network
+
+
+def empty_imported_model(imported: Imported) -> PreTrainedModel:
+    """The float32 model of an imported configuration with its parameters unset."""
+    config = AutoConfig.for_model(**json.loads(imported.config))
+    with no_init_weights():
+        network: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     network.tie_weights()
     return network
 

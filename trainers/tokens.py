@@ -281,6 +281,14 @@ def load_tokenizer(corpus_dir: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
+def tokenizer_identity(tokenizer_json: str) -> str:
+    """sha256 (hex) of how a tokenizer cuts text; what it adds or cuts off afterwards is not used here and left out."""
+    content = json.loads(tokenizer_json)
+    for afterwards in ("truncation", "padding", "post_processor"):
+        content.pop(afterwards, None)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def _check_content(path: Path, sha256: str, manifest: Manifest) -> None:
     if not path.exists():
         raise _corrupt(path, "the file is missing", manifest)

@@ -230,10 +230,10 @@ def _lines(study: Study, key: str, metric: str, layout: str, place: int) -> Pane
             opacity=alt.OpacityValue(0.06, condition={"param": chosen.name, "value": 0.75}),
         )
     )
-    points = base.mark_point(filled=True, size=16).encode(
+    points = base.mark_point(filled=True, size=9).encode(
         tooltip=style.tooltips(["trial", "scale", "layout", "tokens", metric], titles)
     )
-    return alt.layer(base.mark_line(strokeWidth=1.2), points.add_params(chosen)).properties(
+    return alt.layer(base.mark_line(strokeWidth=1), points.add_params(chosen)).properties(
         width="container", height=style.HEIGHT, title=f"{layout}: {titles[metric]}"
     )
 

@@ -78,7 +78,7 @@ def make_report(store: Store, root: Path, sweep: str) -> Report:
     study = read_study(store, root, sweep)
     found = findings(study)
     with debug_mode(False):  # no validation of every part while it is built: the tests validate the whole specs
-        return Report(study=study, found=found, sections=_sections(store, study, found))
+        return Report(study=study, found=found, sections=_sections(store, root, study, found))
 
 
 def report_page(store: Store, root: Path, sweep: str) -> str:
@@ -133,6 +133,11 @@ def find_figure(report: Report, key: str) -> Figure:
 
 def image(figure: Figure, form: ImageFormat) -> bytes:
     """A figure as a file: its panels side by side as on a wide page."""
+    return converted(vector(figure), form)
+
+
+def vector(figure: Figure) -> str:
+    """A figure as SVG."""
     import vl_convert
 
     parts = [panel.properties(width=max(PANEL_WIDTH, figure.least_px - NAMES_PX - SLANT_PX)) for panel in figure.panels]
@@ -141,7 +146,13 @@ def image(figure: Figure, form: ImageFormat) -> bytes:
     chart = chart.resolve_scale(color="independent", shape="independent")
     spec = chart.to_dict(validate=False)
     spec |= {"config": dict(style.CONFIG), "datasets": spec.get("datasets", {}) | {figure.key: list(figure.rows)}}
-    svg = str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE))
+    return str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE))
+
+
+def converted(svg: str, form: ImageFormat) -> bytes:
+    """An SVG in the form of a file."""
+    import vl_convert
+
     if form == "svg":
         return svg.encode()
     return bytes(vl_convert.svg_to_pdf(svg) if form == "pdf" else vl_convert.svg_to_png(svg, scale=2))
@@ -150,7 +161,7 @@ def image(figure: Figure, form: ImageFormat) -> bytes:
 # --- sections -------------------------------------------------------------------------------------------------------
 
 
-def _sections(store: Store, study: Study, found: Findings) -> tuple[Section, ...]:
+def _sections(store: Store, root: Path, study: Study, found: Findings) -> tuple[Section, ...]:
     return (
         _rank_section(study),
         _association_section(study, found),
@@ -182,7 +193,7 @@ def _sections(store: Store, study: Study, found: Findings) -> tuple[Section, ...
                 figures.downstream(study, "quantisation", "Quantisation", "quantize"),
             ),
         ),
-        _cells_section(study, found),
+        _cells_section(study, found, root),
         Section(
             key="provenance",
             title="Where the numbers come from",
@@ -226,18 +237,19 @@ def _association_section(study: Study, found: Findings) -> Section:
     )
 
 
-def _cells_section(study: Study, found: Findings) -> Section:
+def _cells_section(study: Study, found: Findings, root: Path) -> Section:
     order = {state: place for place, state in enumerate(tables.STATES)}
     cells = sorted(study.cells[["trial", "state"]].to_dict("records"), key=lambda cell: order.get(cell["state"], 9))
     return Section(
         key="cells",
-        title="Cells",
+        title="Cells and design",
         lede="Nothing is left out in silence: each square is one cell that the sweep asks for.",
         cells=cells,
         states={state: found.counts.states[state] for state in order if state in found.counts.states},
         tables=(
             TablePart(title="Missing or diverged", content=tables.unfinished_cells(study), empty="none"),
             TablePart(title="Evaluations", content=tables.evaluations(study)),
+            TablePart(title="Lint of the design", content=tables.design(root, study), empty="nothing to complain of"),
         ),
     )
 

@@ -37,7 +37,8 @@ CONFIG: Mapping[str, Any] = {
         "labelOverlap": "greedy",
     },
     "axisQuantitative": {"tickCount": 5, "labelSeparation": 6},
-    "legend": {"labelColor": INK, "titleColor": INK, "titleFontWeight": 600, "orient": "bottom", "symbolSize": 80},
+    "legend": {"labelColor": INK, "titleColor": INK, "titleFontWeight": 600, "orient": "bottom"}
+    | {"symbolSize": 80, "symbolOpacity": 1},
     "title": {"color": INK, "fontSize": 13, "fontWeight": 600, "anchor": "start", "offset": 8},
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import rich.table
@@ -17,10 +18,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 
+from orchestrator.corpora import corpus_facts
+from orchestrator.lint import lint
+from orchestrator.plan import load_plan
 from orchestrator.query import Store
 from orchestrator.report import style
 from orchestrator.statistics import Association, Estimate, Findings
+from orchestrator.store.layout import open_existing
+from orchestrator.store.sweeps import stored_sweep
 from orchestrator.study import Kind, Study
+from trainers.errors import InputError
 
 SHOWN_EXAMPLES = 6  # of each sort
 STATES = ("complete", "evaluating", "training", "waiting", "diverged", "failed")
@@ -70,6 +77,17 @@ def evaluations(study: Study) -> Table:
         whole = int(study.cells[names].notna().all(axis=1).sum())
         rows.append((words, ", ".join(evaluators), str(len(names)), f"{whole} of {len(study.cells)}"))
     return Table(heads=("what", "evaluator", "#metrics", "#trials with all of them"), rows=rows)
+
+
+def design(root: Path, study: Study) -> Table:
+    """What the lint of the stored sweep file says; a file that this version cannot plan says why."""
+    heads = ("severity", "what", "what to do")
+    path = stored_sweep(open_existing(root), study.sweep)
+    try:
+        spec, plan = load_plan(path.read_text(encoding="utf-8"), path.name, corpus_facts(root))
+    except InputError as error:
+        return Table(heads=heads, rows=[("unknown", str(error), error.next_step)])
+    return Table(heads=heads, rows=[(one.severity, one.text, one.remedy) for one in lint(spec, plan)])
 
 
 def examples(study: Study, found: Any) -> Table:

@@ -431,9 +431,12 @@ def _checkpoint_log(stored: StoredTable) -> None:
     try:
         stored.delta().create_checkpoint()
         with storage_faults(log, "the log was not summed up"):
-            for path in log.glob(f"{stored.version:020d}.checkpoint*.parquet"):
+            summed = list(log.glob(f"{stored.version:020d}.checkpoint*.parquet"))
+            last = log / "_last_checkpoint"
+            if not summed or not last.exists():  # for want of space; delta-rs does not say so
+                return
+            for path in (*summed, last):
                 sync_file(path)
-            sync_file(log / "_last_checkpoint")
             sync_folder(log)
         stored.delta().cleanup_metadata()
     except (DeltaError, OSError) as error:

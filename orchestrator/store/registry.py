@@ -91,6 +91,12 @@ def held_states(layout: StoreLayout) -> list[HeldState]:
     ]
 
 
+def checkpoint_digests(layout: StoreLayout) -> dict[str, str]:
+    """The digest of the checkpoint at each committed segment's end, also of those that are not kept."""
+    rows = read_rows(layout, "checkpoints", ["segment", "checkpoint"])
+    return {row["segment"]: row["checkpoint"] for row in rows}
+
+
 def recommit(layout: StoreLayout, segment: SegmentLike, attempt: int) -> bool:
     """Whether the segment's last checkpoint is there; if so, its rows are too when this returns."""
     if not is_committed(layout, segment):
@@ -225,9 +231,9 @@ def _checkpoint_row(
         "unembedding_sha256": manifest.unembedding_sha256,
         "weights_sha256": manifest.weights_sha256,
         "dtype": manifest.dtype,
-        "tied": manifest.recipe.model.tied,
-        "vocab_size": manifest.recipe.model.vocab_size,
-        "vocab_rows": manifest.recipe.model.vocab_rows,
+        "tied": manifest.tied,
+        "vocab_size": manifest.network.vocab_size,
+        "vocab_rows": manifest.network.vocab_rows,
         "history_digest": manifest.history,
         "code_revision": manifest.made.code_revision,
         "time": manifest.made.time,

@@ -6,14 +6,16 @@ run -> [sweeps] -> inbox -> views
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from orchestrator.identity import canonical_json, recipe_digest
-from orchestrator.plan import Plan, Trial
+from evaluators.config import EVALUATOR_VERSIONS, settings_from
+from orchestrator.identity import canonical_json, digest, recipe_digest
+from orchestrator.plan import Evaluation, Plan, Trial
+from orchestrator.schema import ASKED
 from orchestrator.store.durable import make_folder, write_new
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.registry import record_event
@@ -22,6 +24,8 @@ from trainers.errors import InputError, nearest
 from trainers.scales import count_parameters, flops_per_token
 
 _TICK = timedelta(microseconds=1)
+IMPORTED = "# imported, not trained here: geosweep import\n"
+"""First line of the file that stands for the sweep of an imported model."""
 
 
 def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
@@ -35,12 +39,39 @@ def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
     write_new(layout.plan(plan.sweep, plan.revision), plan_json(plan).encode(), layout.temporary())
     publish_once(layout, "trials", [_trial_row(plan, trial) for trial in plan.trials])
     publish_once(layout, "chains", list(_chain_rows(plan)))
-    for rows in _asked_rows(plan).values():
-        publish_once(layout, "asked", rows)
+    ask(layout, plan.sweep, plan.revision, plan.evaluations)
     if current_revision(layout, plan.sweep) != plan.revision:
         # The newest time counts, so a clock that was set back meanwhile must not make this the older one.
         time = max([datetime.now(UTC), *(row["time"] + _TICK for row in _submissions(layout))])
         record_event(layout, "sweep_submitted", plan.sweep, detail=plan.revision, time=time)
+
+
+def ask(layout: StoreLayout, sweep: str, revision: str, evaluations: Iterable[Evaluation]) -> None:
+    """Store that a revision of a sweep asks for these evaluations; the same ones again change nothing."""
+    units: dict[tuple[str, str], list[Evaluation]] = {}
+    for evaluation in evaluations:
+        units.setdefault((evaluation.evaluator, evaluation.settings_digest), []).append(evaluation)
+    for unit in units.values():
+        request = digest(sorted(evaluation.segment for evaluation in unit))[:16]
+        publish_once(layout, "asked", [_asked_row(sweep, revision, evaluation, request) for evaluation in unit])
+
+
+def asked_evaluations(layout: StoreLayout, sweep: str, revision: str) -> list[Evaluation]:
+    """Every evaluation that a revision asks for: those of its file, and those that `geosweep eval` added later."""
+    asked = read_rows(layout, "asked", ASKED.names)
+    rows = [row for row in asked if (row["sweep"], row["revision"]) == (sweep, revision)]
+    return [
+        Evaluation(
+            segment=row["segment"],
+            tokens=row["tokens"],
+            evaluator=row["evaluator"],
+            version=row["evaluator_version"],
+            settings=settings_from(json.loads(row["settings"])),
+            settings_digest=row["settings_digest"],
+        )
+        for row in rows
+        if row["evaluator_version"] == EVALUATOR_VERSIONS.get(row["evaluator"])  # what older code asked is not ours
+    ]
 
 
 def current_revision(layout: StoreLayout, sweep: str) -> str | None:
@@ -49,14 +80,19 @@ def current_revision(layout: StoreLayout, sweep: str) -> str | None:
 
 
 def stored_sweep(layout: StoreLayout, sweep: str) -> Path:
-    """The file of a sweep's current revision; InputError with the nearest name if the store has no such sweep."""
+    """The file of a sweep's current revision; InputError as require_revision."""
+    return layout.sweep(sweep, require_revision(layout, sweep))
+
+
+def require_revision(layout: StoreLayout, sweep: str) -> str:
+    """The revision of a sweep that was submitted last; InputError with the nearest name if the store has none."""
     submitted = current_revisions(layout)
     if sweep not in submitted:
         raise InputError(
             f"store {layout.root} has no sweep '{sweep}'{nearest(sweep, submitted)}",
             next_step="start one with `geosweep run SWEEP`",
         )
-    return layout.sweep(sweep, submitted[sweep])
+    return submitted[sweep]
 
 
 def segments_of_other_sweeps(layout: StoreLayout, sweep: str) -> frozenset[str]:
@@ -144,20 +180,15 @@ def _chain_rows(plan: Plan) -> Iterator[dict[str, Any]]:
             }
 
 
-def _asked_rows(plan: Plan) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """By evaluator and settings: each is one unit of the table."""
-    units: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for evaluation in plan.evaluations:
-        units.setdefault((evaluation.evaluator, evaluation.settings_digest), []).append(
-            {
-                "sweep": plan.sweep,
-                "revision": plan.revision,
-                "segment": evaluation.segment,
-                "evaluator": evaluation.evaluator,
-                "settings_digest": evaluation.settings_digest,
-                "evaluator_version": evaluation.version,
-                "tokens": evaluation.tokens,
-                "settings": canonical_json(evaluation.settings.model_dump(mode="json")),
-            }
-        )
-    return units
+def _asked_row(sweep: str, revision: str, evaluation: Evaluation, request: str) -> dict[str, Any]:
+    return {
+        "sweep": sweep,
+        "revision": revision,
+        "segment": evaluation.segment,
+        "evaluator": evaluation.evaluator,
+        "settings_digest": evaluation.settings_digest,
+        "evaluator_version": evaluation.version,
+        "tokens": evaluation.tokens,
+        "settings": canonical_json(evaluation.settings.model_dump(mode="json")),
+        "request": request,
+    }

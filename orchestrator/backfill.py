@@ -1,0 +1,199 @@
+"""Evaluate what a sweep has in the store, without training: what it owes, and evaluations that are asked for only now.
+
+sweep in the store, Request -> [backfill] -> evals -> metrics, failures (store)
+What is asked for is stored first, under the sweep's current revision: killed and started again, it continues, and
+`geosweep resume` does what is left of it too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import ValidationError
+
+from evaluators.config import EVALUATOR_SETTINGS, EVALUATOR_VERSIONS, EvaluatorSettings, settings_from
+from orchestrator.corpora import read_by, require
+from orchestrator.evals import EvaluationPool, Ledger
+from orchestrator.identity import settings_digest
+from orchestrator.plan import Evaluation
+from orchestrator.progress import Counts, Screen
+from orchestrator.query import Store
+from orchestrator.run import POLL_S, SessionEnd, only_driver, stop_signals
+from orchestrator.spec import read_text
+from orchestrator.store import registry
+from orchestrator.store.layout import StoreLayout, create_or_open, open_existing
+from orchestrator.store.sweeps import ask, asked_evaluations, require_revision
+from trainers.errors import InputError, nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What `geosweep eval` is asked for.
+
+    evaluators   names; those the sweep does not ask for yet get their default settings; empty: all that it asks for
+    file         YAML list of {evaluator, settings ...}, as `evaluations:` of a sweep file without `at`
+    suite        of evaluators with default settings; None: the corpus that the trials were trained on
+    at           checkpoints that get what is asked for only now
+    """
+
+    evaluators: tuple[str, ...] = ()
+    file: Path | None = None
+    suite: str | None = None
+    at: Literal["every", "last"] = "every"
+    retry_failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """The end of one segment of a trial."""
+
+    trial: str
+    segment: str
+    tokens: int
+
+
+def evaluate_sweep(root: Path, sweep: str, request: Request, screen: Screen, *, actors: int = 2) -> SessionEnd:
+    """Make the evaluations that are asked for and can be made, on the checkpoints that are there.
+
+    actors   evaluations at a time
+    raises   InputError before anything started; EnvironmentFault where the machine or the store is at fault
+    """
+    open_existing(root)
+    layout = create_or_open(root)
+    revision = require_revision(layout, sweep)
+    with only_driver(layout):
+        known = asked_evaluations(layout, sweep, revision)
+        settings = _settings(root, sweep, request, known)
+        new = _not_yet_asked(settings, _places(root, sweep, request.at), known)
+        chosen = [e for e in [*known, *new] if not settings or e.settings in settings]
+        require(root, sweep, read_by(chosen))
+        ask(layout, sweep, revision, new)
+        return _session(layout, sweep, chosen, request.retry_failed, screen, actors)
+
+
+def _session(
+    layout: StoreLayout, sweep: str, chosen: Sequence[Evaluation], retry_failed: bool, screen: Screen, actors: int
+) -> SessionEnd:
+    from cluster.connect import local_ray
+
+    states = registry.segment_states(layout)
+    committed = {id for id, state in states.items() if state == "committed"}
+    ledger = Ledger(layout, chosen, retry_failed=retry_failed)
+    failures: dict[str, str] = {}
+    stopping = threading.Event()
+    owed = len(ledger.owed(committed))
+    before = ledger.done
+    if owed:
+        with screen, local_ray(), stop_signals(stopping, screen):
+            pool = EvaluationPool(layout, ledger, min(actors, owed))
+            while pool.poll(committed) and not stopping.is_set():
+                screen.counts(_counts(ledger, failures))
+                time.sleep(POLL_S)
+            failures = pool.failures
+    return SessionEnd(
+        sweep=sweep,
+        trained=0,
+        evaluated=ledger.done - before - len(failures),
+        complete=not ledger.owed(committed),
+        stopped=stopping.is_set(),
+        problems=tuple(f"{name}: {reason}" for name, reason in failures.items()),
+    )
+
+
+def _counts(ledger: Ledger, failures: dict[str, str]) -> Counts:
+    return Counts(
+        segments=0,
+        segments_done=0,
+        evaluations=ledger.asked,
+        evaluations_done=ledger.done,
+        diverged=0,
+        failed=len(failures),
+    )
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def _settings(root: Path, sweep: str, request: Request, known: Sequence[Evaluation]) -> list[EvaluatorSettings]:
+    """Settings of the request, filled; none when it names none and all that the sweep asks for is meant."""
+    if unknown := [name for name in request.evaluators if name not in EVALUATOR_SETTINGS]:
+        problems = [f"no evaluator '{name}'{nearest(name, EVALUATOR_SETTINGS)}" for name in unknown]
+        raise InputError(f"--evaluators: {len(unknown)} unknown, nothing was evaluated", problems)
+    found: list[EvaluatorSettings] = []
+    for name in request.evaluators:
+        asked = [e.settings for e in known if e.evaluator == name]
+        found += asked or [_defaults(root, sweep, name, request.suite)]
+    found += _entries(request.file) if request.file else []
+    return [settings for position, settings in enumerate(found) if settings not in found[:position]]
+
+
+def _defaults(root: Path, sweep: str, evaluator: str, suite: str | None) -> EvaluatorSettings:
+    if "suite" not in EVALUATOR_SETTINGS[evaluator].model_fields:
+        return settings_from({"evaluator": evaluator})
+    return settings_from({"evaluator": evaluator, "suite": suite or _trained_on(root, sweep)})
+
+
+def _trained_on(root: Path, sweep: str) -> str:
+    """The corpus of all trials of a sweep. raises InputError if there is not one"""
+    with Store(root) as store:
+        sql = "select distinct corpus from trials join latest using (sweep, revision) where sweep = ?"
+        corpora = [row["corpus"] for row in store.sql(sql, [sweep]).rows()]
+    if len(corpora) != 1 or corpora[0] is None:
+        trained = "on no corpus that is known" if corpora == [None] else f"on {', '.join(map(str, corpora))}"
+        raise InputError(f"{sweep}: its trials were trained {trained}", next_step="name a suite with --suite")
+    return str(corpora[0])
+
+
+def _entries(path: Path) -> list[EvaluatorSettings]:
+    try:
+        content = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
+        raise InputError(f"{path}: not a list of evaluations such as - {{evaluator: geometry}}")
+    found: list[EvaluatorSettings] = []
+    problems: list[str] = []
+    for position, entry in enumerate(content):
+        try:
+            found.append(settings_from(entry))
+        except (InputError, ValidationError) as error:
+            problems.append(f"[{position}]: {error}")
+    if problems:
+        raise InputError(f"{path}: {len(problems)} faulty evaluations, nothing was evaluated", problems)
+    return found
+
+
+def _places(root: Path, sweep: str, at: Literal["every", "last"]) -> list[_Place]:
+    """Where the checkpoints of a sweep are or will be: each once, or the last of each trial."""
+    with Store(root) as store:
+        sql = """
+            select trial, segment, to_tokens as tokens from chains join latest using (sweep, revision)
+            where sweep = ? order by trial, position"""
+        every = [_Place(**row) for row in store.sql(sql, [sweep]).rows()]
+    chosen = every if at == "every" else list({place.trial: place for place in every}.values())
+    return list({place.segment: place for place in chosen}.values())
+
+
+def _not_yet_asked(
+    settings: Iterable[EvaluatorSettings], places: Sequence[_Place], known: Sequence[Evaluation]
+) -> list[Evaluation]:
+    there = {(e.segment, e.evaluator, e.settings_digest) for e in known}
+    candidates = [
+        Evaluation(
+            segment=place.segment,
+            tokens=place.tokens,
+            evaluator=one.evaluator,
+            version=EVALUATOR_VERSIONS[one.evaluator],
+            settings=one,
+            settings_digest=settings_digest(one.model_dump(mode="json")),
+        )
+        for one in settings
+        for place in places
+    ]
+    return [e for e in candidates if (e.segment, e.evaluator, e.settings_digest) not in there]
