@@ -26,7 +26,7 @@ LOSS = "- {evaluator: loss, suite: builtin, tokens_per_domain: 512}"
 
 def trained_store(root: Path, **changes: Any) -> StoreLayout:
     """One trial with checkpoints at 0, 4096 and 8192 tokens that asks for geometry at each; nothing is evaluated."""
-    train(root, only_leg(planned(root, base=BASE, **changes)))
+    train(root, only_leg(root, planned(root, base=BASE, **changes)))
     return StoreLayout(root)
 
 
