@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: setup demo test check gptq-env clean
+.PHONY: setup demo test check soak bench gptq-env clean
 
 setup: $(SETUP)
 
@@ -20,6 +20,12 @@ demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, 
 
 test: $(SETUP)          ## the whole suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+soak: $(SETUP)          ## the long forms: 120 kills of writers, committers and compactor
+	$(BIN)/python -m pytest -m soak
+
+bench: $(SETUP)         ## acknowledgements beside straight Delta, queries over five million rows (a quarter of an hour)
+	$(BIN)/python -m benchmarks.store
 
 check: $(SETUP)         ## lint, format, types
 	$(BIN)/ruff check .

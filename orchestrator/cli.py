@@ -28,6 +28,8 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data, name="data")
+store_app = typer.Typer(help="Verify, compact, export and tidy a store.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(store_app, name="store")
 
 StoreOption = Annotated[Path, typer.Option("--store", envvar="GEOSWEEP_STORE", help="folder of the store")]
 DEFAULT_STORE = Path("geosweep-store")
@@ -433,6 +435,75 @@ def bundle(
     with Store(store) as opened:
         files = write_bundle(opened, store, name, to)
     out.print(f"{name}: {files} files in {to}", soft_wrap=True, markup=False)
+
+
+# --- the store ------------------------------------------------------------------------------------------------------
+
+
+@store_app.command("verify")
+def store_verify(store: StoreOption = DEFAULT_STORE) -> None:
+    """Read every file and compare it with its checksums, its manifest and its row; exit code 3 if one is damaged."""
+    from orchestrator.store.layout import open_existing
+    from orchestrator.store.verify import verify
+
+    findings = verify(open_existing(store))
+    for line in findings.orphans:
+        out.print(f"nothing refers to it: {line}", markup=False)
+    for line in findings.damaged:
+        out.print(f"damaged: {line}", markup=False)
+    whole = ", ".join(f"{count:,} {kind}" for kind, count in findings.checked.items()) or "nothing"
+    out.print(f"whole: {whole}; damaged: {len(findings.damaged)}; orphans: {len(findings.orphans)}", markup=False)
+    if findings.damaged:
+        raise typer.Exit(3)
+
+
+@store_app.command("compact")
+def store_compact(store: StoreOption = DEFAULT_STORE) -> None:
+    """Fold every unit of the inboxes into the Delta tables, sort each into one file, and renew export/*.parquet."""
+    from orchestrator.store.committer import only_committer
+    from orchestrator.store.layout import create_or_open, open_existing
+
+    layout = create_or_open(open_existing(store).root)
+    with only_committer(layout) as committer:
+        folded = committer.everything()
+    for problem in committer.problems.values():
+        out.print(problem, markup=False)
+    out.print(f"{folded:,} units folded; tables in {layout.root / 'tables'}, copies in {layout.root / 'export'}")
+    if committer.problems:
+        raise typer.Exit(3)
+
+
+@store_app.command("export")
+def store_export(
+    folder: Annotated[Path, typer.Argument(help="a new or empty folder")], store: StoreOption = DEFAULT_STORE
+) -> None:
+    """Write every table and view as one Parquet file each; the store is only read."""
+    from orchestrator.query import Store, export
+
+    with Store(store) as opened:
+        for name, rows in export(opened, folder).items():
+            out.print(f"{folder / name}.parquet: {rows:,} rows", markup=False)
+
+
+@store_app.command("gc")
+def store_gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Remove checkpoints and optimizer states that no sweep in the store keeps, continues from or owes a number."""
+    from orchestrator.garbage import find_garbage, remove
+    from orchestrator.run import only_driver
+    from orchestrator.store.layout import create_or_open, open_existing
+
+    layout = create_or_open(open_existing(store).root)
+    with only_driver(layout):
+        garbage = find_garbage(layout)
+        for item in garbage:
+            out.print(f"{item.path.relative_to(layout.root)}: {item.bytes:,} bytes", markup=False)
+        if not dry_run:
+            remove(layout, garbage)
+    total = sum(item.bytes for item in garbage)
+    out.print(f"{len(garbage)} {'would go' if dry_run else 'removed'}, {total:,} bytes")
 
 
 __all__ = ["EnvironmentFault", "app", "main"]

@@ -100,9 +100,9 @@ def _read_stored(root: Path, plan: Plan) -> _Stored:
     from orchestrator.evals import Ledger
     from orchestrator.schema import SPEEDS
     from orchestrator.standing import read_standing
-    from orchestrator.store.inbox import list_units, read_unit
     from orchestrator.store.layout import open_existing
     from orchestrator.store.sweeps import current_revision
+    from orchestrator.store.tables import read_rows
 
     layout = open_existing(root)
     standing = read_standing(layout, plan)
@@ -110,5 +110,5 @@ def _read_stored(root: Path, plan: Plan) -> _Stored:
     ledger.owed(standing.committed)
     revision = current_revision(layout, plan.sweep)
     last = json.loads(layout.plan(plan.sweep, revision).read_text(encoding="utf-8")) if revision else None
-    speeds = tuple(row for path in list_units(layout, "speeds") for row in read_unit(path, SPEEDS).to_pylist())
+    speeds = tuple(read_rows(layout, "speeds", SPEEDS.names))
     return _Stored(standing=standing, owed=ledger.left, speeds=speeds, last_plan=last)

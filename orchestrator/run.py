@@ -28,6 +28,7 @@ from orchestrator.retention import removable
 from orchestrator.spec import SweepSpec
 from orchestrator.standing import read_standing
 from orchestrator.store import registry
+from orchestrator.store.committer import committing
 from orchestrator.store.layout import StoreLayout, create_or_open
 from orchestrator.store.sweeps import asked_evaluations, segments_of_other_sweeps, submit
 from trainers.errors import EnvironmentFault
@@ -123,7 +124,12 @@ class _Session:
     def run(self) -> SessionEnd:
         from cluster.connect import local_ray
 
-        with self._screen, local_ray(), tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch:
+        with (
+            self._screen,
+            local_ray(),
+            tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch,
+            committing(self._layout, self._screen.say),
+        ):
             self._work(Path(scratch))
         self._release()
         return self.end()
@@ -168,6 +174,8 @@ class _Session:
                 detail = progress["detail"]
                 registry.record_event(self._layout, "attempt_died", self._plan.sweep, leg.segments[0].id, None, detail)
                 self._screen.say(f"an attempt at {leg.id} died and is repeated: {detail}")
+            case "paused":
+                self._screen.say(f"{leg.id} waits: {progress['detail']}")
             case "failed":
                 self._fail(leg, progress["detail"])
         self._screen.leg(leg, progress)
@@ -195,9 +203,9 @@ class _Session:
         mine = self._committed - self._elsewhere
         parts = removable(self._plan, self._spec.keep, mine, tuple(self._left.values()), owing)
         for id in parts.weights:
-            registry.release(self._layout, self._plan.segment_by_id[id])
+            registry.release(self._layout, self._plan.segment_by_id[id], self._plan.sweep)
         for id in parts.state:
-            registry.release_state(self._layout, self._plan.segment_by_id[id])
+            registry.release_state(self._layout, self._plan.segment_by_id[id], self._plan.sweep)
         self._released_at = standing
 
     def _divergence(self, leg: Leg, progress: Mapping[str, Any]) -> str:

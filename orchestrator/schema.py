@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ DOUBLE = pa.float64()
 BOOL = pa.bool_()
 TIME = pa.timestamp("us", tz="UTC")
 STRINGS = pa.list_(pa.field("element", STRING))  # as Parquet calls the items of a list
+UNIT_KEY = pa.field("unit_key", STRING, False, metadata={"unit": "", "meaning": "name of the unit the row came with"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class Column:
     circumstance: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
     """One table or view.
 
@@ -46,6 +48,7 @@ class Table:
     columns    in their stored order
     unit       the columns that all rows of one inbox file share and that name the file; () for a view
     pieces_by  for a table whose units are written in pieces: the column whose first and last value also name the file
+    near       columns by whose values folded rows lie together, before the key; () where the key does that
     """
 
     name: str
@@ -54,6 +57,7 @@ class Table:
     columns: tuple[Column, ...]
     unit: tuple[str, ...] = ()
     pieces_by: str = ""
+    near: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,10 +66,25 @@ class Table:
     @property
     def schema(self) -> pa.Schema:
         """Field metadata: unit and meaning; schema metadata: geosweep_format and geosweep_table."""
-        fields = [
-            pa.field(c.name, c.type, c.nullable, metadata={"unit": c.unit, "meaning": c.meaning}) for c in self.columns
-        ]
-        return pa.schema(fields, metadata={"geosweep_format": str(FORMAT_VERSION), "geosweep_table": self.name})
+        return _schema_of(self)
+
+    @property
+    def folded_schema(self) -> pa.Schema:
+        """As `schema`, with the column that the fold adds: which unit a row came with."""
+        return self.schema.append(UNIT_KEY)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """What folded rows are sorted by."""
+        return (*self.near, *(name for name in self.key if name not in self.near))
+
+
+@cache
+def _schema_of(table: Table) -> pa.Schema:
+    fields = [
+        pa.field(c.name, c.type, c.nullable, metadata={"unit": c.unit, "meaning": c.meaning}) for c in table.columns
+    ]
+    return pa.schema(fields, metadata={"geosweep_format": str(FORMAT_VERSION), "geosweep_table": table.name})
 
 
 def _column(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Column:
@@ -237,6 +256,7 @@ METRICS = Table(
         "layer",
     ),
     unit=("checkpoint", "evaluator", "settings_digest", "evaluator_version"),
+    near=("segment", "tokens"),
     columns=(
         _CHECKPOINT,
         _circumstance("segment", STRING, "a segment that ended with this checkpoint"),

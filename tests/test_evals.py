@@ -46,7 +46,7 @@ def test_a_checkpoint_that_was_not_kept_still_counts_as_evaluated_and_owes_nothi
     first, *_ = Ledger(layout, plan.evaluations).owed(chain)
     store_values(store_root, first)
     for id in chain[:2]:
-        registry.release(layout, plan.segment_by_id[id])
+        registry.release(layout, plan.segment_by_id[id], plan.sweep)
     ledger = Ledger(layout, plan.evaluations)
     assert [item.evaluation.segment for item in ledger.owed(chain)] == [chain[2]]
     assert (ledger.done, ledger.out_of_reach) == (1, 1)
