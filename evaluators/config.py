@@ -108,7 +108,8 @@ class FinetuneSettings(_Settings):
     retained            corpus whose mix is measured for forgetting; None: the one that the checkpoint was trained on
     tokens              to train on, less than one pass; a whole number of steps
     batch_size          sequences a step, of the model's context
-    learning_rates      each from the checkpoint's weights; falling along a line to final_fraction of it, no warm-up
+    learning_rates      each from the checkpoint's weights; falling along a line, no warm-up
+    final_fraction      of a learning rate, at its last step
     weight_decay, beta1, beta2, eps, clip   of AdamW, whose state starts at zero
     seed                of the order of the sequences
     precision           of the training; losses are measured in float32
@@ -161,6 +162,7 @@ class QuantizeSettings(_Settings):
                                a block takes its scale from weights as they were when the block began (as auto-gptq)
     calibration_corpus         whose training split is read; None: the one that the checkpoint was trained on
     calibration_sequences      of the model's context; the first of the order of calibration_seed
+    calibration_seed           of the order of the calibration sequences
     """
 
     evaluator: Literal["quantize"] = "quantize"

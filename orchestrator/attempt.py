@@ -51,7 +51,7 @@ class Attempt:
     ) -> None:
         self._layout, self._sweep, self._leg, self._execution = layout, sweep, leg, execution
         self._rescue_s, self._attempt = rescue_s, attempt
-        self._left = [s for s in leg.segments if not registry.recommit(layout, s, attempt)]
+        self._left = [s for s in leg.segments if not self._is_done(s)]
         self._training: Training | None = None
         self._curve: list[CurveRecord] = []
         self._saved_at = time.monotonic()
@@ -104,7 +104,14 @@ class Attempt:
         self._saved_at = time.monotonic()
         return self._training
 
+    def _is_done(self, segment: LegSegment) -> bool:
+        """Whether its checkpoint is there, with its state if something starts from it; its rows are then there too."""
+        if segment.continued and not registry.has_state(self._layout, segment):
+            return False
+        return registry.recommit(self._layout, segment, self._attempt)
+
     def _commit(self, segment: LegSegment, training: Training) -> None:
+        registry.drop_stateless(self._layout, segment)
         training.save(
             self._layout.checkpoint(segment.id, segment.to_tokens),
             segment=segment.id,

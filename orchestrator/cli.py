@@ -28,11 +28,16 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Prepare, list and verify corpora.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data, name="data")
+store_app = typer.Typer(help="Verify, compact, export and tidy a store.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(store_app, name="store")
 
 StoreOption = Annotated[Path, typer.Option("--store", envvar="GEOSWEEP_STORE", help="folder of the store")]
 DEFAULT_STORE = Path("geosweep-store")
 SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep file, or the name of a shipped sweep")]
+SweepName = Annotated[str, typer.Argument(metavar="NAME", help="a sweep that is in the store")]
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
+Strict = Annotated[bool, typer.Option("--strict", help="refuse a sweep whose design has warnings")]
+NoShare = Annotated[bool, typer.Option("--no-share", help="train each trial alone, whatever others have in common")]
 Tokenizer = Annotated[str | None, typer.Option(help="a tokenizer.json, or an id on the hub; default: trained here")]
 
 out = Console(highlight=False, soft_wrap=True)
@@ -62,15 +67,22 @@ def _complain(error: GeosweepError, code: int) -> None:
 
 
 @app.command()
-def check(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE) -> None:
-    """Say everything that is wrong with a sweep file."""
+def check(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE, strict: Strict = False) -> None:
+    """Say everything that is wrong with a sweep file, and what its design cannot tell."""
     from orchestrator.corpora import corpus_facts
+    from orchestrator.lint import lint
     from orchestrator.plan import load_plan
+    from orchestrator.preview import refuse_warnings
     from orchestrator.spec import find_sweep, read_text
 
     path = find_sweep(sweep)
-    _, plan = load_plan(read_text(path), str(path), corpus_facts(store))
-    out.print(f"{path}: no problems; {len(plan.trials)} trials")
+    spec, plan = load_plan(read_text(path), str(path), corpus_facts(store))
+    findings = lint(spec, plan)
+    if strict:
+        refuse_warnings(findings, str(path))
+    out.print(f"{path}: valid; {len(plan.trials)} trials, {len(findings)} remarks on the design", markup=False)
+    for finding in findings:
+        out.print(f"  {finding.severity} {finding.code}: {finding.text}\n    {finding.remedy}", markup=False)
 
 
 @app.command()
@@ -78,24 +90,28 @@ def plan(
     sweep: SweepArgument,
     store: StoreOption = DEFAULT_STORE,
     as_json: Json = False,
+    strict: Strict = False,
+    no_share: NoShare = False,
     recipe: Annotated[
         str | None, typer.Option(metavar="TRIAL", help="print this trial's file for `python -m trainers` instead")
     ] = None,
 ) -> None:
-    """Show the trials of a sweep, what they share and what they owe, before anything starts."""
+    """Show what a sweep asks, what it shares, what is wrong with its design and what it costs, before it starts."""
     from orchestrator import planpage
-    from orchestrator.corpora import corpus_facts
-    from orchestrator.plan import load_plan
+    from orchestrator.preview import preview, refuse_warnings
     from orchestrator.spec import find_sweep, read_text
 
     path = find_sweep(sweep)
-    _, made = load_plan(read_text(path), str(path), corpus_facts(store))
+    seen = preview(read_text(path), str(path), store, share=not no_share)
     if recipe is not None:
-        print(planpage.trial_file(made, recipe, store), end="")
+        print(planpage.trial_file(seen.plan, recipe, store), end="")
     elif as_json:
-        print(json.dumps(planpage.as_json(made), indent=2))
+        print(json.dumps(planpage.as_json(seen), indent=2))
     else:
-        planpage.show(made, out)
+        where = "" if store == DEFAULT_STORE else f" --store {store}"
+        planpage.show(seen, out, f"geosweep run {sweep}{where}{' --no-share' * no_share}")
+    if strict:
+        refuse_warnings(seen.findings, str(path))
 
 
 @data.command("prepare")
@@ -149,22 +165,61 @@ def data_verify(name: str, store: StoreOption = DEFAULT_STORE) -> None:
     out.print(f"corpus '{name}': every file is what its manifest says")
 
 
+@app.command()
+def bench(
+    scale: Annotated[str, typer.Option(help="a published scale of the family, or tiny-32, tiny-64, tiny-96")] = "14M",
+    family: Annotated[Literal["olmo", "pythia"], typer.Option()] = "olmo",
+    context: Annotated[int, typer.Option(help="tokens of a sequence")] = 2048,
+    batch_size: Annotated[int, typer.Option(help="sequences of a step")] = 8,
+    micro_batch: Annotated[int | None, typer.Option(help="sequences of a forward pass; default: the batch")] = None,
+    precision: Annotated[Literal["float32", "bfloat16"], typer.Option()] = "float32",
+    corpus: Annotated[str, typer.Option(help="a prepared corpus")] = "builtin",
+    threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
+    seconds: Annotated[float, typer.Option(help="of timed steps")] = 20.0,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Measure how fast this machine trains a scale; `plan` then counts its hours with it."""
+    from orchestrator.bench import measure
+    from orchestrator.spec import Base
+
+    base = Base(
+        preset="tiny",
+        family=family,
+        scale=scale,
+        context=context,
+        batch_size=batch_size,
+        precision=precision,
+        corpus=corpus,
+        token_budget=10_000 * batch_size * context,
+        repeat=True,
+    )
+    row = measure(store, base, threads=threads, micro_batch=micro_batch, seconds=seconds)
+    rate = row["tokens_per_s"]
+    out.print(
+        f"{row['device']}, {threads} threads: {family} {scale}, {batch_size} x {context} tokens a step, {precision}:\n"
+        f"{rate:,.0f} tokens/s ({rate * row['flops_per_token'] / 1e9:,.1f} GFLOP/s) by the median of {row['steps']} "
+        f"steps; stored in {store}",
+        markup=False,
+    )
+
+
 # --- a sweep --------------------------------------------------------------------------------------------------------
 
 
 @app.command()
-def run(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE) -> None:
+def run(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE, no_share: NoShare = False) -> None:
     """Do what is left of a sweep: train, evaluate, store. The same command again continues."""
     from orchestrator.spec import find_sweep, read_text
 
     path = find_sweep(sweep)
-    _run(read_text(path), str(path), store)
+    _run(read_text(path), str(path), store, no_share)
 
 
 @app.command()
 def resume(
     name: Annotated[str, typer.Argument(metavar="NAME", help="a sweep that is in the store")],
     store: StoreOption = DEFAULT_STORE,
+    no_share: NoShare = False,
 ) -> None:
     """Continue a sweep from the file that the store keeps of it."""
     from orchestrator.spec import read_text
@@ -175,14 +230,14 @@ def resume(
     if (text := read_text(path)).startswith(IMPORTED):
         advice = f"geosweep eval {name} --evaluators ..."
         raise InputError(f"'{name}' was imported: there is nothing to train", next_step=advice)
-    _run(text, str(path), store)
+    _run(text, str(path), store, no_share)
 
 
-def _run(text: str, source: str, store: Path) -> None:
+def _run(text: str, source: str, store: Path, no_share: bool) -> None:
     from orchestrator.progress import screen_for
     from orchestrator.run import run_sweep
 
-    end = run_sweep(text, source, store, screen_for(out))
+    end = run_sweep(text, source, store, screen_for(out), share=not no_share)
     for problem in end.problems:
         out.print(f"  {problem}", markup=False)
     work = f"{end.trained} segments trained, {end.evaluated} evaluations made"
@@ -190,7 +245,7 @@ def _run(text: str, source: str, store: Path) -> None:
         done = work if end.trained or end.evaluated else "complete already: nothing was trained or evaluated"
         out.print(f"{end.sweep}: {done}; ask: geosweep query \"select * from final where sweep = '{end.sweep}'\"")
         return
-    continued = f"continue: geosweep resume {end.sweep} --store {store}"
+    continued = f"continue: geosweep resume {end.sweep} --store {store}{' --no-share' * no_share}"
     out.print(f"{end.sweep}: {'stopped' if end.stopped else 'not complete'}, {work}; nothing is lost\n{continued}")
     raise typer.Exit(130 if end.stopped else 1)
 
@@ -266,17 +321,35 @@ def status(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one sweep; default: all in the store")] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="draw it again every two seconds")] = False,
 ) -> None:
     """Show each cell of a sweep: complete, training, owed, diverged, failed and why."""
     from orchestrator import status as page
     from orchestrator.query import Store
 
     with Store(store) as opened:
+        if watch and not as_json:
+            page.watch(opened, name, out)
+            return
         sweeps = page.read_status(opened, name)
     if as_json:
         print(json.dumps([asdict(sweep) for sweep in sweeps], indent=2))
     else:
         page.show(sweeps, out)
+
+
+@app.command()
+def trial(
+    name: Annotated[str, typer.Argument(metavar="TRIAL", help="id of a trial, or the start of one")],
+    sweep: Annotated[str | None, typer.Option(help="which sweep's, where several have it")] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Show one cell: recipe, loss, segments, checkpoints, metrics, events."""
+    from orchestrator import trialpage
+    from orchestrator.query import Store
+
+    with Store(store) as opened:
+        trialpage.show(trialpage.read_trial(opened, name, sweep), out)
 
 
 @app.command()
@@ -306,6 +379,131 @@ def query(
             for title, text in questions(file):
                 print(f"\n{title}")
                 write_result(opened.sql(text).arrow(), form, to or sys.stdout, limit)
+
+
+@app.command()
+def stats(
+    name: SweepName,
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="mixed effects for every outcome, not fine-tuning alone")
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Say which geometry metric goes with which outcome: raw, with the recipe held, and as added R^2."""
+    from orchestrator import study as studies
+    from orchestrator.query import Store
+    from orchestrator.report import tables
+
+    with Store(store) as opened:
+        study = studies.read_study(opened, store, name)
+    found = studies.findings(study, study.outcomes if mixed else None)
+    if as_json:
+        print(json.dumps(studies.as_json(study, found), indent=2))
+    else:
+        tables.show(study, found, out)
+
+
+@app.command()
+def report(
+    name: SweepName,
+    to: Annotated[Path | None, typer.Option("--out", "-o", help="write to this file; default: report.html")] = None,
+    form: Annotated[Literal["html", "png", "pdf", "svg"], typer.Option("--format")] = "html",
+    figure: Annotated[str | None, typer.Option("--figure", help="one figure alone; not for html")] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Write one page with the figures and tables of a sweep, or its figures as single files."""
+    from orchestrator.query import Store
+    from orchestrator.report import page
+
+    with Store(store) as opened:
+        written = page.write_report(opened, store, name, form, figure, to)
+    for path in written:
+        out.print(f"{name}: {path}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def bundle(
+    name: SweepName,
+    to: Annotated[Path, typer.Option("--out", "-o", help="write to this file")] = Path("bundle.zip"),
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Pack tables, figures, sweep file and digests of a sweep into one zip file."""
+    from orchestrator.bundle import write_bundle
+    from orchestrator.query import Store
+
+    with Store(store) as opened:
+        files = write_bundle(opened, store, name, to)
+    out.print(f"{name}: {files} files in {to}", soft_wrap=True, markup=False)
+
+
+# --- the store ------------------------------------------------------------------------------------------------------
+
+
+@store_app.command("verify")
+def store_verify(store: StoreOption = DEFAULT_STORE) -> None:
+    """Read every file and compare it with its checksums, its manifest and its row; exit code 3 if one is damaged."""
+    from orchestrator.store.layout import open_existing
+    from orchestrator.store.verify import verify
+
+    findings = verify(open_existing(store))
+    for line in findings.orphans:
+        out.print(f"nothing refers to it: {line}", markup=False)
+    for line in findings.damaged:
+        out.print(f"damaged: {line}", markup=False)
+    whole = ", ".join(f"{count:,} {kind}" for kind, count in findings.checked.items()) or "nothing"
+    out.print(f"whole: {whole}; damaged: {len(findings.damaged)}; orphans: {len(findings.orphans)}", markup=False)
+    if findings.damaged:
+        raise typer.Exit(3)
+
+
+@store_app.command("compact")
+def store_compact(store: StoreOption = DEFAULT_STORE) -> None:
+    """Fold every unit of the inboxes into the Delta tables, sort each into one file, and renew export/*.parquet."""
+    from orchestrator.store.committer import only_committer
+    from orchestrator.store.layout import create_or_open, open_existing
+
+    layout = create_or_open(open_existing(store).root)
+    with only_committer(layout) as committer:
+        folded = committer.everything()
+    for problem in committer.problems.values():
+        out.print(problem, markup=False)
+    out.print(f"{folded:,} units folded; tables in {layout.root / 'tables'}, copies in {layout.root / 'export'}")
+    if committer.problems:
+        raise typer.Exit(3)
+
+
+@store_app.command("export")
+def store_export(
+    folder: Annotated[Path, typer.Argument(help="a new or empty folder")], store: StoreOption = DEFAULT_STORE
+) -> None:
+    """Write every table and view as one Parquet file each; the store is only read."""
+    from orchestrator.query import Store, export
+
+    with Store(store) as opened:
+        for name, rows in export(opened, folder).items():
+            out.print(f"{folder / name}.parquet: {rows:,} rows", markup=False)
+
+
+@store_app.command("gc")
+def store_gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Remove checkpoints and optimizer states that no sweep in the store keeps, continues from or owes a number."""
+    from orchestrator.garbage import find_garbage, remove
+    from orchestrator.run import only_driver
+    from orchestrator.store.layout import create_or_open, open_existing
+
+    layout = create_or_open(open_existing(store).root)
+    with only_driver(layout):
+        garbage = find_garbage(layout)
+        for item in garbage:
+            out.print(f"{item.path.relative_to(layout.root)}: {item.bytes:,} bytes", markup=False)
+        if not dry_run:
+            remove(layout, garbage)
+    total = sum(item.bytes for item in garbage)
+    out.print(f"{len(garbage)} {'would go' if dry_run else 'removed'}, {total:,} bytes")
 
 
 __all__ = ["EnvironmentFault", "app", "main"]

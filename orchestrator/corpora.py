@@ -42,6 +42,7 @@ def _facts(folder: Path) -> CorpusFacts:
         digest=manifest.digest,
         vocab_size=manifest.tokenizer.vocab_size,
         tokens=sum(split.tokens for split in mix),
+        heldout_domains=sum(split.split == "heldout" for split in manifest.splits),
     )
 
 

@@ -13,13 +13,18 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from orchestrator.plan import Evaluation
-from orchestrator.schema import FAILURES, METRICS
-from orchestrator.store.inbox import key_of, list_units, publish, read_unit
+from orchestrator.schema import METRICS
+from orchestrator.store.durable import is_full
+from orchestrator.store.inbox import key_of, publish
 from orchestrator.store.layout import StoreLayout
+from orchestrator.store.registry import checkpoint_digests
+from orchestrator.store.tables import StoredTable, read_rows
 from trainers.checkpoint import read_manifest
+from trainers.errors import EnvironmentFault
 
 TRIES = 3  # of one evaluation in one session, when the machine breaks it
 
@@ -48,18 +53,30 @@ class Ledger:
     def __init__(self, layout: StoreLayout, evaluations: Iterable[Evaluation], *, retry_failed: bool = False) -> None:
         """evaluations: all that are asked for. retry_failed: those that could not be done are owed again"""
         self._layout = layout
+        self._metrics = StoredTable(layout, "metrics")
         self._left = list(evaluations)
         self._failed = set() if retry_failed else failed_identities(layout)
-        self._checkpoints: dict[str, str] = {}
+        self._checkpoints = checkpoint_digests(layout)
+        self.out_of_reach = 0
+        """Evaluations that are asked of checkpoints whose weights were not kept; as of the last `owed`."""
         self.asked = len(self._left)
 
     def owed(self, committed: Collection[str]) -> list[OwedEvaluation]:
         """What can be evaluated now: its segment is among `committed`, its values are not there, it has not failed."""
-        here = [evaluation for evaluation in self._left if evaluation.segment in committed]
-        owed = [item for evaluation in here if not self._is_settled(item := self._item(evaluation))]
+        here = [self._item(evaluation) for evaluation in self._left if evaluation.segment in committed]
+        open_ = [item for item in here if item.identity not in self._failed]
+        stored = self._metrics.have([key_of(METRICS, item.identity) for item in open_])
+        owed = [item for item in open_ if key_of(METRICS, item.identity) not in stored]
         still = {id(item.evaluation) for item in owed}
         self._left = [e for e in self._left if e.segment not in committed or id(e) in still]
-        return owed
+        reachable = [item for item in owed if Path(item.folder).exists()]
+        self.out_of_reach = len(owed) - len(reachable)
+        return reachable
+
+    @property
+    def left(self) -> tuple[Evaluation, ...]:
+        """What was not done when `owed` looked last, ready or not."""
+        return tuple(self._left)
 
     def give_up(self, item: OwedEvaluation, reason: str, tries: int) -> None:
         """Store that an evaluation could not be done; the others go on."""
@@ -78,15 +95,10 @@ class Ledger:
             evaluation=evaluation, checkpoint=self._checkpoints[evaluation.segment], folder=str(folder)
         )
 
-    def _is_settled(self, item: OwedEvaluation) -> bool:
-        if item.identity in self._failed:
-            return True
-        return (self._layout.inbox("metrics") / f"{key_of(METRICS, item.identity)}.parquet").exists()
-
 
 def failed_identities(layout: StoreLayout) -> set[tuple[str, str, str, int]]:
     """Checkpoint, evaluator, settings and version of every evaluation that could not be done."""
-    rows = [row for path in list_units(layout, "failures") for row in read_unit(path, FAILURES).to_pylist()]
+    rows = read_rows(layout, "failures", ["checkpoint", "evaluator", "settings_digest", "evaluator_version"])
     return {(r["checkpoint"], r["evaluator"], r["settings_digest"], r["evaluator_version"]) for r in rows}
 
 
@@ -100,13 +112,14 @@ class EvaluationPool:
         self._layout, self._ledger = layout, ledger
         self._idle: list[Any] = [_new_actor() for _ in range(actors)]
         self._running: dict[Any, tuple[Any, OwedEvaluation]] = {}
+        self._unsaved: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._tries: Counter[str] = Counter()
         self.failures: dict[str, str] = {}
 
     def poll(self, committed: Collection[str]) -> int:
         """Store what is finished, hand out what is owed; returns how many are owed or running."""
         self._collect()
-        in_work = {str(owed) for _, owed in self._running.values()}
+        in_work = {str(owed) for _, owed in self._running.values()} | self._unsaved.keys()
         owed = self._ledger.owed(committed)
         for item in owed:
             if self._idle and str(item) not in in_work:
@@ -132,6 +145,18 @@ class EvaluationPool:
             except ray.exceptions.RayTaskError as error:  # an exception that evaluate does not expect
                 self._count_fault(owed, str(error).strip().splitlines()[-1])
             self._idle.append(actor)
+        self._save()
+
+    def _save(self) -> None:
+        """Store what was computed; while the disk is full it stays here, and the session goes on."""
+        for name, rows in list(self._unsaved.items()):
+            try:
+                publish(self._layout, "metrics", rows)
+            except EnvironmentFault as fault:
+                if not is_full(fault):
+                    raise
+                return
+            del self._unsaved[name]
 
     def _settle(self, owed: OwedEvaluation, answer: Mapping[str, Any]) -> None:
         if answer["fault"] is not None:
@@ -139,7 +164,7 @@ class EvaluationPool:
         elif answer["failure"] is not None:
             self._give_up(owed, answer["failure"])
         else:
-            publish(self._layout, "metrics", metric_rows(owed, answer))
+            self._unsaved[str(owed)] = metric_rows(owed, answer)
 
     def _count_fault(self, owed: OwedEvaluation, reason: str) -> None:
         if self._tries[str(owed)] + 1 >= TRIES:

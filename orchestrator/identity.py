@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from trainers.config import Recipe
-from trainers.schedule import learning_rates, step_of
+from trainers.schedule import Piece, pieces, step_of
 
 HISTORY_VERSION = 1  # moves when the trainer's arithmetic does: old checkpoints are then no longer the same training
 
@@ -44,34 +44,64 @@ def segment_id(recipe: Recipe, to_tokens: int, history: str) -> str:
     return f"{recipe.model.family}-{recipe.model.scale}-{short_count(to_tokens)}-{history[:16]}"
 
 
+def lone_segment_id(recipe: Recipe, to_tokens: int, history: str, trial: str) -> str:
+    """Name of a segment that one trial keeps for itself, although others have the same history."""
+    return segment_id(recipe, to_tokens, digest([history, trial]))
+
+
+def fresh_digest(recipe: Recipe) -> str:
+    """Of the fresh weights: the model and the seed alone."""
+    return digest({"version": HISTORY_VERSION, **_fresh(recipe)})
+
+
+def conditions_digest(recipe: Recipe) -> str:
+    """Of everything that every step realises, but the learning rate: fresh weights, data, batch, optimizer, precision.
+
+    The budget never counts: it acts through the learning rates. Nor does `repeat`: it only says whether a second pass
+    is refused.
+    """
+    return digest(
+        {
+            "version": HISTORY_VERSION,
+            **_fresh(recipe),
+            "data": recipe.data.digest,
+            "optimizer": recipe.optimizer.model_dump(mode="json"),
+            "batch_size": recipe.batch_size,
+            "precision": recipe.precision,
+        }
+    )
+
+
+def _fresh(recipe: Recipe) -> dict[str, object]:
+    return {"model": recipe.model.model_dump(mode="json"), "seed": recipe.seed}
+
+
+def history_at(conditions: str, schedule: Sequence[Piece], step: int) -> str:
+    """Digest of everything realised in steps 1 to `step`.
+
+    conditions  conditions_digest of the recipe
+    schedule    its pieces; they stand for the float64 value of each step (trainers.schedule), and unlike a digest of
+                the values theirs is the same on every machine
+    """
+    laws: list[list[object]] = []
+    for piece in schedule:
+        laws.append([min(piece.last_step, step), *piece.law])
+        if piece.last_step >= step:
+            break
+    return digest([conditions, laws])
+
+
 def histories(recipe: Recipe, at_tokens: Sequence[int]) -> dict[int, str]:
     """Digest of everything realised from fresh weights up to each token count of `at_tokens`.
 
-    at_tokens  step boundaries, ascending
-    returns    tokens -> sha256 hex. At 0 tokens only the fresh weights count; later also data, batch, optimizer and the
-               learning rate of every step so far, as float64 bits. The budget itself never counts: it acts through
-               the learning rates. Nor does `repeat`: it only says whether a second pass is refused.
+    at_tokens  step boundaries
+    returns    tokens -> sha256 hex; at 0 tokens only the fresh weights count
     """
-    fresh = {"version": HISTORY_VERSION, "model": recipe.model.model_dump(mode="json"), "seed": recipe.seed}
-    settings = {
-        "data": recipe.data.digest,
-        "optimizer": recipe.optimizer.model_dump(mode="json"),
-        "batch_size": recipe.batch_size,
-        "precision": recipe.precision,
+    conditions, schedule = conditions_digest(recipe), pieces(recipe)
+    return {
+        tokens: history_at(conditions, schedule, step_of(recipe, tokens)) if tokens else fresh_digest(recipe)
+        for tokens in at_tokens
     }
-    running = hashlib.sha256(canonical_json({"fresh": fresh, **settings}).encode())
-    rates = learning_rates(recipe, 1, step_of(recipe, at_tokens[-1])) if at_tokens else None
-    found, done = {}, 0
-    for tokens in at_tokens:
-        if tokens == 0:
-            found[0] = digest({"fresh": fresh})
-            continue
-        assert rates is not None
-        step = step_of(recipe, tokens)
-        running.update(rates[done:step].tobytes())
-        found[tokens] = running.copy().hexdigest()
-        done = step
-    return found
 
 
 def evaluation_id(checkpoint: str, evaluator: str, settings_digest: str, version: int) -> str:

@@ -19,9 +19,9 @@ from orchestrator.identity import canonical_json, digest, short_count
 from orchestrator.run import only_driver
 from orchestrator.store import registry
 from orchestrator.store.durable import make_folder, write_new
-from orchestrator.store.inbox import publish
 from orchestrator.store.layout import StoreLayout, create_or_open, safe_name
 from orchestrator.store.sweeps import IMPORTED, ask, asked_evaluations, current_revision, stored_sweep
+from orchestrator.store.tables import publish_once
 from trainers.checkpoint import CheckpointManifest, circumstances, content_sha256, read_manifest, write_imported
 from trainers.errors import InputError
 
@@ -151,9 +151,9 @@ def _submit(layout: StoreLayout, sweep: str, chain: Sequence[Place], manifests: 
     make_folder(file.parent)
     text = IMPORTED + json.dumps([asdict(place) for place in chain])
     write_new(file, text.encode(), layout.temporary())
-    publish(layout, "trials", [_trial_row(sweep, revision, trial, manifests[-1])])
+    publish_once(layout, "trials", [_trial_row(sweep, revision, trial, manifests[-1])])
     names = {"sweep": sweep, "revision": revision, "trial": trial}
-    publish(layout, "chains", [{**names, **_chain_row(n, place)} for n, place in enumerate(chain)])
+    publish_once(layout, "chains", [{**names, **_chain_row(n, place)} for n, place in enumerate(chain)])
     before = current_revision(layout, sweep)
     if before is not None and before != revision:
         ask(layout, sweep, revision, asked_evaluations(layout, sweep, before))
@@ -165,6 +165,7 @@ def _submit(layout: StoreLayout, sweep: str, chain: Sequence[Place], manifests: 
 def _chain_row(position: int, place: Place) -> dict[str, Any]:
     return {
         "position": position,
+        "asked": True,
         "segment": place.id,
         "parent": None,
         "from_tokens": place.from_tokens,

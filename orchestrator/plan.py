@@ -16,15 +16,20 @@ from typing import Any
 from evaluators.config import EVALUATOR_VERSIONS, EvaluatorSettings
 from orchestrator import identity
 from orchestrator.presets import CorpusFacts, Filled, fill
-from orchestrator.spec import Asked, Checkpoints, SweepSpec, parse, points, refuse, with_fields
+from orchestrator.sharing import Course, Segment, cut
+from orchestrator.spec import Asked, Checkpoints, SweepSpec, field_value, parse, points, refuse, with_fields
 from trainers.config import Recipe
 from trainers.errors import InputError
-from trainers.scales import flops_per_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One point of the sweep. varied: the value of each field that some grid varies; chain: segment ids in order."""
+    """One point of the sweep.
+
+    varied        the value of each field that some grid varies
+    chain         ids of all segments on its path, in order
+    checkpoints   those of them at whose end the sweep wants a checkpoint; the others end in forks (sharing.py)
+    """
 
     id: str
     grids: tuple[str, ...]
@@ -32,27 +37,7 @@ class Trial:
     recipe: Recipe
     sources: Mapping[str, str]
     chain: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """Training from fresh weights (parent None) or from the parent's end to to_tokens, where it leaves a checkpoint.
-
-    history   digest of everything realised up to to_tokens; equal histories are the same training
-    recipe    of one of the trials: they all agree up to to_tokens
-    """
-
-    id: str
-    parent: str | None
-    from_tokens: int
-    to_tokens: int
-    history: str
-    recipe: Recipe
-    trials: tuple[str, ...]
-
-    @property
-    def flops(self) -> float:
-        return (self.to_tokens - self.from_tokens) * flops_per_token(self.recipe.model)
+    checkpoints: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +54,12 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that a sweep asks for. provisional: corpora that are not prepared, so ids will change."""
+    """Everything that a sweep asks for.
+
+    cells         points of all grids; equal ones are one trial
+    shared        trials share what they have in common; False: each trains alone
+    provisional   corpora that are not prepared, so ids will change
+    """
 
     sweep: str
     question: str
@@ -77,13 +67,14 @@ class Plan:
     trials: tuple[Trial, ...]
     segments: tuple[Segment, ...]
     evaluations: tuple[Evaluation, ...]
+    shared: bool
     provisional: tuple[str, ...]
 
     @cached_property
     def revision(self) -> str:
         """Twelve hex digits over what the sweep asks for; comments and execution do not count."""
         asked = [
-            [[trial.id, list(trial.grids), dict(trial.varied), list(trial.chain)] for trial in self.trials],
+            [[trial.id, list(trial.grids), dict(trial.varied), list(trial.checkpoints)] for trial in self.trials],
             [[e.segment, e.evaluator, e.version, e.settings_digest] for e in self.evaluations],
         ]
         return identity.digest([self.sweep, self.question, asked])[:12]
@@ -98,14 +89,21 @@ class Plan:
 
     @property
     def tokens_trained(self) -> int:
-        return sum(segment.to_tokens - segment.from_tokens for segment in self.segments)
+        return sum(segment.tokens for segment in self.segments)
+
+    @property
+    def forks(self) -> frozenset[str]:
+        """Segments whose checkpoint is wanted by nobody but the branches that start from it."""
+        return frozenset(self.segment_by_id) - {id for trial in self.trials for id in trial.checkpoints}
 
 
-def load_plan(text: str, source: str, corpora: Mapping[str, CorpusFacts]) -> tuple[SweepSpec, Plan]:
+def load_plan(
+    text: str, source: str, corpora: Mapping[str, CorpusFacts], *, share: bool = True
+) -> tuple[SweepSpec, Plan]:
     """Spec and plan of a sweep file's text; InputError with every problem of the file and of its cells at once."""
     spec, problems = parse(text, source)
     if spec is not None:
-        plan, more = make_plan(spec, corpora)
+        plan, more = make_plan(spec, corpora, share=share)
         if not problems and plan is not None:
             return spec, plan
         # What a cell lacks may be what was taken out above because it was wrong.
@@ -113,29 +111,31 @@ def load_plan(text: str, source: str, corpora: Mapping[str, CorpusFacts]) -> tup
     raise refuse(source, problems)
 
 
-def make_plan(spec: SweepSpec, corpora: Mapping[str, CorpusFacts]) -> tuple[Plan | None, list[str]]:
+def make_plan(
+    spec: SweepSpec, corpora: Mapping[str, CorpusFacts], *, share: bool = True
+) -> tuple[Plan | None, list[str]]:
     """The plan of a spec, or None and what is wrong with its cells, one line a problem.
 
     corpora   facts of the prepared corpora by name (presets.fill)
+    share     False: each trial trains alone, whatever others have in common with it
     """
     cells, problems = _cells(spec, corpora)
     if problems:
         return None, problems
-    merged: dict[str, Trial] = {}
-    segments: dict[str, Segment] = {}
-    for cell in cells:
-        trial = _trial(cell, spec.checkpoints, segments)
-        known = merged.get(trial.id)
-        merged[trial.id] = trial if known is None else _both(known, trial)
-    trials = tuple(merged.values())
+    merged = _merged(cells)
+    courses = [Course(trial=id, recipe=c[0].filled.recipe, checkpoints=c[0].checkpoints) for id, c in merged.items()]
+    cuts = cut(courses, share=share)
+    ends = {segment.id: segment.to_tokens for segment in cuts.segments}
+    trials = tuple(_trial(id, same, cuts.chains[id], ends, spec.sources) for id, same in merged.items())
     corpora_used = dict.fromkeys(trial.recipe.data.corpus for trial in trials)
     return Plan(
         sweep=spec.name,
         question=spec.question,
         cells=len(cells),
         trials=trials,
-        segments=_with_trials(segments, trials),
-        evaluations=_evaluations(spec.evaluations, trials, segments),
+        segments=cuts.segments,
+        evaluations=_evaluations(spec.evaluations, trials, ends),
+        shared=share,
         provisional=tuple(name for name in corpora_used if name not in corpora),
     ), []
 
@@ -148,6 +148,7 @@ class _Cell:
     grid: str
     varied: Mapping[str, Any]
     filled: Filled
+    checkpoints: tuple[int, ...]
 
 
 def _cells(spec: SweepSpec, corpora: Mapping[str, CorpusFacts]) -> tuple[list[_Cell], list[str]]:
@@ -156,9 +157,11 @@ def _cells(spec: SweepSpec, corpora: Mapping[str, CorpusFacts]) -> tuple[list[_C
     for index, grid in enumerate(spec.grids):
         for point in points(grid):
             try:
-                filled = fill(with_fields(spec.base, point), corpora)
-                _checkpoint_tokens(spec.checkpoints, filled.recipe)
-                cells.append(_Cell(grid=grid.name, varied=point, filled=filled))
+                base = with_fields(spec.base, point)
+                filled = fill(base, corpora)
+                varied = {name: field_value(base, name) for name in point}
+                tokens = _checkpoint_tokens(spec.checkpoints, filled.recipe)
+                cells.append(_Cell(grid=grid.name, varied=varied, filled=filled, checkpoints=tokens))
             except InputError as error:
                 where = ", ".join(f"{name} {value}" for name, value in point.items())
                 faults.setdefault(f"{error.headline}", []).append(f"grids[{index}] at {where}")
@@ -187,81 +190,47 @@ def _checkpoint_tokens(checkpoints: Checkpoints, recipe: Recipe) -> tuple[int, .
     return tuple(tokens)
 
 
-# --- trials and segments --------------------------------------------------------------------------------------------
+# --- trials ---------------------------------------------------------------------------------------------------------
 
 
-def _trial(cell: _Cell, checkpoints: Checkpoints, segments: dict[str, Segment]) -> Trial:
-    """The trial of a cell; adds the segments of its chain that are not known yet."""
-    recipe = cell.filled.recipe
-    chain: list[str] = []
-    before: Segment | None = None
-    for tokens, history in identity.histories(recipe, _checkpoint_tokens(checkpoints, recipe)).items():
-        before = Segment(
-            id=identity.segment_id(recipe, tokens, history),
-            parent=before.id if before else None,
-            from_tokens=before.to_tokens if before else 0,
-            to_tokens=tokens,
-            history=history,
-            recipe=recipe,
-            trials=(),
-        )
-        segments.setdefault(before.id, before)
-        chain.append(before.id)
+def _merged(cells: Iterable[_Cell]) -> dict[str, list[_Cell]]:
+    """Trial id -> the equal cells that it stands for."""
+    merged: dict[str, list[_Cell]] = {}
+    for cell in cells:
+        merged.setdefault(identity.trial_id(cell.filled.recipe), []).append(cell)
+    return merged
+
+
+def _trial(
+    id: str, cells: Sequence[_Cell], chain: tuple[str, ...], ends: Mapping[str, int], sources: Mapping[str, str]
+) -> Trial:
+    """One trial for equal cells of different grids; it carries all their grids' names and fields."""
+    first = cells[0]
+    varied = {name: value for cell in cells[::-1] for name, value in cell.varied.items()}
+    wanted = set(first.checkpoints)
     return Trial(
-        id=identity.trial_id(recipe),
-        grids=(cell.grid,),
-        varied=cell.varied,
-        recipe=recipe,
-        sources=cell.filled.sources,
-        chain=tuple(chain),
+        id=id,
+        grids=tuple(dict.fromkeys(cell.grid for cell in cells)),
+        varied=varied,
+        recipe=first.filled.recipe,
+        sources={**first.filled.sources, **sources},
+        chain=chain,
+        checkpoints=tuple(segment for segment in chain if ends[segment] in wanted),
     )
 
 
-def _both(first: Trial, second: Trial) -> Trial:
-    """One trial for equal cells of different grids; it carries both grids' names and both grids' fields."""
-    return Trial(
-        id=first.id,
-        grids=tuple(dict.fromkeys(first.grids + second.grids)),
-        varied={**second.varied, **first.varied},
-        recipe=first.recipe,
-        sources=first.sources,
-        chain=first.chain,
-    )
-
-
-def _with_trials(segments: Mapping[str, Segment], trials: Sequence[Trial]) -> tuple[Segment, ...]:
-    users: dict[str, list[str]] = {id: [] for id in segments}
-    for trial in trials:
-        for id in trial.chain:
-            users[id].append(trial.id)
-    return tuple(
-        Segment(
-            id=segment.id,
-            parent=segment.parent,
-            from_tokens=segment.from_tokens,
-            to_tokens=segment.to_tokens,
-            history=segment.history,
-            recipe=segment.recipe,
-            trials=tuple(users[segment.id]),
-        )
-        for segment in segments.values()
-    )
-
-
-def _evaluations(
-    asked: Sequence[Asked], trials: Sequence[Trial], segments: Mapping[str, Segment]
-) -> tuple[Evaluation, ...]:
-    found: dict[tuple[str, str, str], Evaluation] = {}
+def _evaluations(asked: Sequence[Asked], trials: Sequence[Trial], ends: Mapping[str, int]) -> tuple[Evaluation, ...]:
+    found: dict[tuple[str, str], Evaluation] = {}
     for request in asked:
         settings_digest = identity.settings_digest(request.settings.model_dump(mode="json"))
         evaluator = request.settings.evaluator
         for trial in trials:
-            for segment in trial.chain if request.at == "every" else trial.chain[-1:]:
+            for segment in trial.checkpoints if request.at == "every" else trial.checkpoints[-1:]:
                 found.setdefault(
-                    (segment, evaluator, settings_digest),
+                    (segment, settings_digest),
                     Evaluation(
                         segment=segment,
-                        tokens=segments[segment].to_tokens,
+                        tokens=ends[segment],
                         evaluator=evaluator,
                         version=EVALUATOR_VERSIONS[evaluator],
                         settings=request.settings,

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.spec import Base
+from orchestrator.spec import Base, field_value
 from trainers.config import Data, Model, Optimizer, Recipe, Schedule
 from trainers.errors import InputError
 from trainers.scales import (
@@ -33,12 +33,17 @@ OURS = "geosweep's own, for small models on small text"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFacts:
-    """What a plan needs to know of a prepared corpus; digest None: assumed, since it is not prepared."""
+    """What a plan needs to know of a prepared corpus.
+
+    digest            None: assumed, since it is not prepared
+    tokens            for training; heldout_domains: evaluation sets that it is a suite of
+    """
 
     name: str
     digest: str | None
     vocab_size: int
     tokens: int | None
+    heldout_domains: int = 0
 
 
 def assumed_corpus(name: str) -> CorpusFacts:
@@ -106,9 +111,7 @@ class _Draft:
         self.sources: dict[str, str] = {}
 
     def take(self, field: str, rule: Callable[[], tuple[Any, str]] | None = None) -> Any:
-        value: Any = self._base
-        for part in field.split("."):
-            value = getattr(value, part)
+        value = field_value(self._base, field)
         if value is not None:
             return value
         preset = self._base.preset
@@ -197,9 +200,16 @@ def _schedule(draft: _Draft, base: Base, model: Model, parameters: int, budget: 
         shape=shape,
         peak_lr=_peak_lr(draft, base, model, parameters),
         warmup_tokens=draft.take("schedule.warmup_tokens", _warmup_rule(base, parameters, budget)),
-        decay_tokens=base.schedule.decay_tokens,
+        decay_tokens=_decay_tokens(base, budget),
         final_fraction=final,
     )
+
+
+def _decay_tokens(base: Base, budget: int) -> int | None:
+    tokens, fraction = base.schedule.decay_tokens, base.schedule.decay_fraction
+    if tokens is not None and fraction is not None:
+        raise InputError("schedule.decay_tokens and schedule.decay_fraction are both set; keep one")
+    return tokens if fraction is None else round(fraction * budget)
 
 
 def _warmup_rule(base: Base, parameters: int, budget: int) -> Callable[[], tuple[int, str]]:

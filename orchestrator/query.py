@@ -1,6 +1,6 @@
 """Answer SQL about a store, read-only.
 
-store/inbox.py, views.py -> [query] -> cli.py, report, notebooks, the driver's "what is left"
+store/tables.py, views.py -> [query] -> cli.py, report, notebooks, the driver's "what is left"
 in    a store's folder; one SELECT
 out   Answer: the rows as Arrow, pandas, Polars or plain Python; write_result prints them
 not   writing to a store, reading any other file, Ray, torch
@@ -16,6 +16,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from decimal import Decimal
@@ -30,13 +31,16 @@ import pyarrow.parquet as pq
 
 from orchestrator import schema
 from orchestrator.store.durable import storage_faults
-from orchestrator.store.inbox import list_units, read_unit
-from orchestrator.store.layout import open_existing
+from orchestrator.store.inbox import RESTORE, UnitGone, read_unit
+from orchestrator.store.layout import StoreLayout, open_existing
+from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file
 from orchestrator.views import (
+    REPEATED_SEGMENTS_QUERY,
     RESULT_COLUMNS_QUERY,
     STATE_VIEWS,
     TABLE_VIEWS,
     ResultColumn,
+    curves_view,
     name_result_columns,
     results_views,
 )
@@ -50,9 +54,14 @@ if TYPE_CHECKING:
 Format = Literal["table", "csv", "json", "parquet"]
 
 _MEMORY = "1GiB"
+_THREADS = len(os.sched_getaffinity(0))
+_BATCH = 131_072  # rows of a batch that is written to a file
 _READ_ONLY = "a query is one SELECT over the tables of the store; save its answer with --format and --out"
 _SCHEMA_HELP = "tables and columns: geosweep query --schema"
 _MISSING_COLUMN = re.compile(r'olumn (?:named )?"([^"]+)"')
+_WORD = re.compile(r"\w+")
+_WIDE = {"result_columns", "results", "final"}
+_DEFINITIONS = {**STATE_VIEWS, **dict.fromkeys(_WIDE, f"{RESULT_COLUMNS_QUERY} trials trial_checkpoints")}
 _MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
@@ -87,11 +96,11 @@ class Answer:
         return frame
 
 
-class _Curves:
-    """The rows of curves, read from the files anew for each query: the one table that may be larger than memory."""
+class _UnfoldedCurves:
+    """Curves in the inbox, read from the files anew for each query: the one inbox that may be larger than memory."""
 
     def __init__(self) -> None:
-        self.paths: list[Path] = []
+        self.paths: tuple[Path, ...] = ()
         self._fault: EnvironmentFault | None = None
 
     def __arrow_c_schema__(self) -> object:
@@ -115,6 +124,53 @@ class _Curves:
                 raise
 
 
+class _Source:
+    """Where the rows of one table come from: data files that DuckDB reads itself, and units of the inbox in memory."""
+
+    def __init__(self, layout: StoreLayout, table: str) -> None:
+        self.stored = StoredTable(layout, table)
+        self.units: dict[Path, pa.Table] = {}
+        self.checked: set[Path] = set()
+        self._seen: tuple[int, tuple[Path, ...]] | None = None
+
+    def take_in(self) -> bool:
+        """Look again; whether anything changed. Files never change, so only new ones are read."""
+
+        def read() -> dict[Path, pa.Table]:
+            for path in self.stored.files:
+                if not path.exists():
+                    raise DataFileGone("corrupt_file", f"{path}: the file is missing", RESTORE)
+            if self.stored.spec is schema.CURVES:
+                return {}
+            new = [path for path in self.stored.unfolded if path not in self.units]
+            with ThreadPoolExecutor(_THREADS) as pool:
+                found = dict(zip(new, pool.map(partial(read_unit, spec=self.stored.spec), new), strict=True))
+            return {path: found[path] if path in found else self.units[path] for path in self.stored.unfolded}
+
+        self.units = self.stored.reading(read)
+        before, self._seen = self._seen, (self.stored.version, self.stored.unfolded)
+        return before != self._seen
+
+    def check(self) -> None:
+        """Compare each data file with its name, once. raises EnvironmentFault that names a damaged file"""
+        for path in self.stored.files:
+            if path not in self.checked:
+                check_data_file(path)
+                self.checked.add(path)
+
+    def view(self) -> str:
+        spec = self.stored.spec
+        text = f"select * from unfolded_{spec.name}"
+        if self.stored.files:
+            listed = ", ".join(_quoted(path) for path in sorted(self.stored.files))
+            text = f"select {', '.join(spec.names)} from read_parquet([{listed}]) union all {text}"
+        return text
+
+    def unfolded(self) -> pa.Table:
+        batches = [batch for unit in self.units.values() for batch in unit.to_batches()]
+        return pa.Table.from_batches(batches, self.stored.spec.schema)
+
+
 class Store:
     """The tables and views of one store, as they were at the last `refresh` (or the opening).
 
@@ -128,18 +184,15 @@ class Store:
                 one cannot be read: no file is ever skipped
         """
         self._layout = open_existing(Path(root))
-        self._units: dict[str, dict[Path, pa.Table]] = {name: {} for name in schema.TABLES if name != "curves"}
-        self._curves = _Curves()
-        self._columns: list[ResultColumn] = []
-        self._database = _connect()
-        self._database.register("stored_curves", self._curves)
-        for spec in schema.TABLES.values():
-            if spec is not schema.CURVES:
-                self._register(spec)
+        self._sources = {name: _Source(self._layout, name) for name in schema.TABLES}
+        self._curves = _UnfoldedCurves()
+        self._columns: list[ResultColumn] | None = None  # found when first asked for
+        self._curves_are_clear = False  # the view knows which segments have several attempts
+        self._database = _connect(self._layout.root / "tables")
+        self._database.register("unfolded_curves", self._curves)
+        self.refresh()
         self._create(TABLE_VIEWS)
         self._create(STATE_VIEWS)
-        self._create(results_views(self._columns))
-        self.refresh()
 
     def __enter__(self) -> Self:
         return self
@@ -150,20 +203,16 @@ class Store:
     def close(self) -> None:
         self._database.close()
 
-    def refresh(self) -> None:
-        """Take in what was stored since; files never change, so only new ones are read."""
-        for name, known in self._units.items():
-            spec = schema.TABLES[name]
-            new = [path for path in list_units(self._layout, name) if path not in known]
-            known.update({path: read_unit(path, spec) for path in new})
-            if new:
-                self._register(spec)
-        self._curves.paths = list_units(self._layout, "curves")
+    def refresh(self) -> bool:
+        """Take in what was stored since; whether there was something."""
+        changed = [source for source in self._sources.values() if source.take_in()]
+        for source in changed:
+            self._register(source)
+        self._curves.paths = self._sources["curves"].stored.unfolded
         self._database.register("corpora", _corpora(self._layout.root / "corpora"))
-        columns = name_result_columns(self._database.sql(RESULT_COLUMNS_QUERY).to_arrow_table().to_pylist())
-        if columns != self._columns:
-            self._columns = columns
-            self._create(results_views(columns))
+        if changed:
+            self._columns, self._curves_are_clear = None, False
+        return bool(changed)
 
     def sql(self, text: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Answer:
         """Answer one SELECT.
@@ -172,17 +221,38 @@ class Store:
         raises  InputError when it is not one SELECT, reads or writes a file, or DuckDB cannot do it;
                 EnvironmentFault when a stored file turns out to be damaged
         """
-        try:
-            relation = self._database.sql(_one_select(text, self._database), params=params)
-            return Answer(_sums_as_int64(relation.to_arrow_table()))
-        except duckdb.Error as error:
-            raise self._curves.take_fault() or self._refusal(error) from error
+        while True:
+            try:
+                return self._answer(text, params)
+            except DataFileGone:
+                if not self.refresh():
+                    raise
+            except duckdb.Error as error:
+                fault = self._curves.take_fault()
+                left = isinstance(fault, UnitGone) or (fault is None and isinstance(error, duckdb.IOException))
+                # When a file has left, the committer has folded or compacted meanwhile.
+                if not (left and self.refresh()):
+                    raise fault or self._refusal(error) from error
 
     def table(self, name: str) -> Answer:
         """All rows of one table or view."""
         if name not in self.tables():
             raise InputError(f"'{name}' is not a table of the store{nearest(name, self.tables())}", (), _SCHEMA_HELP)
         return self.sql(f"select * from {name}")
+
+    def save(self, name: str, path: Path) -> int:
+        """Write one table or view as Parquet, however large; returns the number of rows."""
+        self._prepare(name)
+        rows = 0
+        reader = self._database.sql(f"select * from {name}").to_arrow_reader(_BATCH)
+        with (
+            storage_faults(path, "the export is not complete"),
+            pq.ParquetWriter(path, reader.schema, compression="zstd", write_page_checksum=True) as writer,
+        ):
+            for batch in reader:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        return rows
 
     def results(self, sweep: str | None = None) -> Answer:
         """One row per trial and checkpoint, one column per metric; of one sweep or of all."""
@@ -203,13 +273,43 @@ class Store:
         for view in ("results", "final"):
             rows += [
                 {"table": view, "column": c.name, "type": "double", "unit": c.unit, "meaning": _meaning(c)}
-                for c in self._columns
+                for c in self._find_columns()
             ]
         return rows
 
-    def _register(self, spec: schema.Table) -> None:
-        batches = [batch for unit in self._units[spec.name].values() for batch in unit.to_batches()]
-        self._database.register(f"stored_{spec.name}", pa.Table.from_batches(batches, spec.schema))
+    def _register(self, source: _Source) -> None:
+        name = source.stored.spec.name
+        if name != "curves":
+            self._database.register(f"unfolded_{name}", source.unfolded())
+        while True:
+            try:
+                return self._create({f"stored_{name}": source.view()})
+            except duckdb.IOException:
+                source.take_in()  # a data file was compacted away just now; if not, this names it
+
+    def _answer(self, text: str, params: Sequence[Any] | Mapping[str, Any] | None) -> Answer:
+        self._prepare(text)
+        relation = self._database.sql(_one_select(text, self._database), params=params)
+        return Answer(_sums_as_int64(relation.to_arrow_table()))
+
+    def _prepare(self, text: str) -> None:
+        """Check the data files that a query may read, and make the metric columns if it may use them."""
+        used = _tables_of(text)
+        for table in used & schema.TABLES.keys():
+            self._sources[table].check()
+        if "curves" in used and not self._curves_are_clear:
+            repeated = self._database.sql(REPEATED_SEGMENTS_QUERY).fetchall()
+            self._create({"curves": curves_view([segment for (segment,) in repeated])})
+            self._curves_are_clear = True
+        if used & _WIDE:
+            self._find_columns()
+
+    def _find_columns(self) -> list[ResultColumn]:
+        if self._columns is None:
+            found = self._database.sql(RESULT_COLUMNS_QUERY).to_arrow_table().to_pylist()
+            self._columns = name_result_columns(found)
+            self._create(results_views(self._columns))
+        return self._columns
 
     def _create(self, views: Mapping[str, str]) -> None:
         for name, text in views.items():
@@ -236,6 +336,18 @@ class Store:
         return f"; nearest is '{near[0]}'" if near else ""  # all the columns there are would be no hint
 
 
+def export(store: Store, folder: Path) -> dict[str, int]:
+    """Write every table and view as Parquet into a new or empty folder; returns name -> rows.
+
+    raises  InputError when the folder holds something; EnvironmentFault when it cannot be written
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not an empty folder; nothing was exported", (), "name a new one")
+    with storage_faults(folder, "the export is not complete"):
+        folder.mkdir(parents=True, exist_ok=True)
+    return {name: store.save(name, folder / f"{name}.parquet") for name in store.tables()}
+
+
 def _corpora(folder: Path) -> pa.Table:
     manifests = [read_manifest(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
     rows = [
@@ -251,23 +363,40 @@ def _corpora(folder: Path) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema.VIEWS["corpora"].schema)
 
 
-def _connect() -> duckdb.DuckDBPyConnection:
-    """A DuckDB in memory that can reach no file, no network and no Python variable, and stays so."""
+def _connect(readable: Path) -> duckdb.DuckDBPyConnection:
+    """A DuckDB in memory that reaches no file but those in `readable`, no network, no Python variable, and stays so."""
     database = duckdb.connect(
         ":memory:",
         config={
-            "enable_external_access": "false",
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
             "python_enable_replacements": "false",
             "temp_directory": "",
             "memory_limit": _MEMORY,
-            "threads": str(len(os.sched_getaffinity(0))),
+            "threads": str(_THREADS),
         },
     )
     database.execute("set TimeZone = 'UTC'")
+    database.execute(f"set allowed_directories = [{_quoted(readable)}]")
+    database.execute("set enable_external_access = false")
     database.execute("set lock_configuration = true")
     return database
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+def _tables_of(text: str) -> set[str]:
+    """Every table and view that a query may use: each that its text names, and what their definitions name."""
+    used: set[str] = set()
+    left = {text}
+    while left:
+        words = set(_WORD.findall(left.pop().casefold()))
+        new = words & (_DEFINITIONS.keys() | schema.TABLES.keys()) - used
+        used |= new
+        left |= {_DEFINITIONS[name] for name in new & _DEFINITIONS.keys()}
+    return used
 
 
 def _sums_as_int64(rows: pa.Table) -> pa.Table:

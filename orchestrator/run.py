@@ -12,24 +12,26 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orchestrator.corpora import corpus_facts, require_corpora
-from orchestrator.plan import Evaluation, Plan, load_plan
+from orchestrator.corpora import require_corpora
+from orchestrator.legs import Leg, LegQueue, with_descendants
+from orchestrator.plan import Evaluation, Plan
+from orchestrator.preview import preview, refuse_above_limits
 from orchestrator.progress import Counts, Screen
+from orchestrator.retention import removable
 from orchestrator.spec import SweepSpec
+from orchestrator.standing import read_standing
 from orchestrator.store import registry
+from orchestrator.store.committer import committing
 from orchestrator.store.layout import StoreLayout, create_or_open
-from orchestrator.store.sweeps import asked_evaluations, submit
+from orchestrator.store.sweeps import asked_evaluations, segments_of_other_sweeps, submit
 from trainers.errors import EnvironmentFault
-
-if TYPE_CHECKING:
-    from orchestrator.legs import Leg
 
 POLL_S = 0.2
 
@@ -52,13 +54,17 @@ class SessionEnd:
     problems: tuple[str, ...]
 
 
-def run_sweep(text: str, source: str, root: Path, screen: Screen) -> SessionEnd:
+def run_sweep(text: str, source: str, root: Path, screen: Screen, *, share: bool = True) -> SessionEnd:
     """Do what is left of a sweep.
 
     text, source  the sweep file and its name for messages;  root  the store's folder, made where there is none
-    raises        InputError before anything started; EnvironmentFault where the machine or the store is at fault
+    share         False: each trial trains alone
+    raises        InputError before anything started, also if the plan is above the sweep's limits; EnvironmentFault
+                  where the machine or the store is at fault
     """
-    spec, plan = load_plan(text, source, corpus_facts(root))
+    seen = preview(text, source, root, share=share)
+    refuse_above_limits(seen, source)
+    spec, plan = seen.spec, seen.plan
     require_corpora(root, plan)
     layout = create_or_open(root)
     with only_driver(layout):
@@ -98,10 +104,12 @@ class _Session:
         from orchestrator.evals import Ledger
 
         self._layout, self._spec, self._plan, self._screen = layout, spec, plan, screen
-        states = registry.segment_states(layout)
-        planned = {id: states[id] for id in plan.segment_by_id if id in states}
-        self._committed = {id for id, state in planned.items() if state == "committed"}
-        self._diverged = {id for id, state in planned.items() if state == "diverged"}
+        standing = read_standing(layout, plan)
+        self._committed, self._diverged = set(standing.committed), set(standing.diverged)
+        self._left = {segment.id: segment for segment in standing.left}
+        self._segments = len(self._committed.union(self._left))
+        self._elsewhere = segments_of_other_sweeps(layout, plan.sweep)
+        self._released_at = (-1, -1)
         self._failed: dict[str, str] = {}
         self._committed_before = len(self._committed)
         self._ledger = Ledger(layout, _asked(layout, plan))
@@ -116,16 +124,21 @@ class _Session:
     def run(self) -> SessionEnd:
         from cluster.connect import local_ray
 
-        with self._screen, local_ray(), tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch:
+        with (
+            self._screen,
+            local_ray(),
+            tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch,
+            committing(self._layout, self._screen.say),
+        ):
             self._work(Path(scratch))
+        self._release()
         return self.end()
 
     def _work(self, scratch: Path) -> None:
         from orchestrator.evals import EvaluationPool
-        from orchestrator.legs import LegQueue
         from orchestrator.tune import TuneSession
 
-        queue = LegQueue(self._plan, self._committed, self._diverged)
+        queue = LegQueue(tuple(self._left.values()))
         pool = EvaluationPool(self._layout, self._ledger, self._spec.execution.evaluators)
         tune = TuneSession(queue, self._layout, self._plan.sweep, self._spec.execution, scratch, self._on_progress)
         with stop_signals(self._stopping, self._screen):
@@ -134,6 +147,7 @@ class _Session:
             told = False
             while pool.poll(set(self._committed)) or tune.alive:
                 self._screen.counts(self._counts())
+                self._release()
                 if self._stopping.is_set() and not told:
                     tune.stop()
                     told = True
@@ -149,20 +163,50 @@ class _Session:
         ids = [segment.id for segment in leg.segments]
         match progress["state"]:
             case "committed":
-                self._committed.update(ids)
+                self._commit(ids)
             case "training" | "stopped":
-                self._committed.update(ids[: ids.index(progress["segment"])])
+                self._commit(ids[: ids.index(progress["segment"])])
             case "diverged":
-                self._committed.update(ids[: ids.index(progress["segment"])])
-                self._diverged.add(progress["segment"])
+                self._commit(ids[: ids.index(progress["segment"])])
+                self._lose(progress["segment"])
                 self._screen.say(self._divergence(leg, progress))
             case "retrying":
                 detail = progress["detail"]
                 registry.record_event(self._layout, "attempt_died", self._plan.sweep, leg.segments[0].id, None, detail)
                 self._screen.say(f"an attempt at {leg.id} died and is repeated: {detail}")
+            case "paused":
+                self._screen.say(f"{leg.id} waits: {progress['detail']}")
             case "failed":
                 self._fail(leg, progress["detail"])
         self._screen.leg(leg, progress)
+
+    def _commit(self, ids: Sequence[str]) -> None:
+        """Bound anew, never changed in place: the main thread may be reading the old ones."""
+        self._committed = self._committed | set(ids)
+        self._left = {id: segment for id, segment in self._left.items() if id not in self._committed}
+
+    def _lose(self, diverged: str) -> None:
+        """A segment diverged: it and what would start from it are no longer left."""
+        self._diverged = self._diverged | {diverged}
+        gone = with_descendants(self._plan.segments, [diverged])
+        self._left = {id: segment for id, segment in self._left.items() if id not in gone}
+
+    def _release(self) -> None:
+        """Remove what the sweep does not keep, once nothing that is left starts from it and no evaluation owes it.
+
+        What another sweep in the store trains or trained through is left alone: its own session decides.
+        """
+        standing = (len(self._committed), self._ledger.done)
+        if standing == self._released_at:
+            return
+        owing = {evaluation.segment for evaluation in self._ledger.left}
+        mine = self._committed - self._elsewhere
+        parts = removable(self._plan, self._spec.keep, mine, tuple(self._left.values()), owing)
+        for id in parts.weights:
+            registry.release(self._layout, self._plan.segment_by_id[id], self._plan.sweep)
+        for id in parts.state:
+            registry.release_state(self._layout, self._plan.segment_by_id[id], self._plan.sweep)
+        self._released_at = standing
 
     def _divergence(self, leg: Leg, progress: Mapping[str, Any]) -> str:
         return (
@@ -173,23 +217,21 @@ class _Session:
 
     def _fail(self, leg: Leg, reason: str) -> None:
         segment = next((s for s in leg.segments if not registry.is_committed(self._layout, s)), leg.segments[-1])
-        self._committed.update(s.id for s in leg.segments if s.to_tokens < segment.to_tokens)
+        self._commit([s.id for s in leg.segments if s.to_tokens < segment.to_tokens])
         self._failed[segment.id] = reason
         registry.commit_failure(self._layout, segment, reason, attempt=0)
         registry.record_event(self._layout, "failed", self._plan.sweep, segment.id, None, reason)
         self._screen.say(f"segment {segment.id} failed: {reason}\n  the rest goes on")
 
     def _trained_out(self) -> bool:
-        """Each segment is committed, or diverged, or behind a diverged one."""
-        lost = set(self._diverged)
-        for segment in self._plan.segments:  # parents stand before children
-            if segment.parent in lost:
-                lost.add(segment.id)
-        return all(segment.id in self._committed or segment.id in lost for segment in self._plan.segments)
+        """Each checkpoint that the sweep wants is committed, or diverged, or behind a diverged one."""
+        lost = with_descendants(self._plan.segments, self._diverged)
+        wanted = self._plan.segment_by_id.keys() - self._plan.forks
+        return wanted <= self._committed | lost
 
     def _counts(self) -> Counts:
         return Counts(
-            segments=len(self._plan.segments),
+            segments=self._segments,
             segments_done=len(self._committed),
             evaluations=self._ledger.asked,
             evaluations_done=self._ledger.done,
@@ -199,13 +241,15 @@ class _Session:
 
     def end(self) -> SessionEnd:
         owed = self._ledger.owed(self._committed)
+        gone = self._ledger.out_of_reach
+        not_kept = [f"{gone} evaluations are asked of checkpoints that were not kept: they cannot be made"] * bool(gone)
         return SessionEnd(
             sweep=self._plan.sweep,
             trained=len(self._committed) - self._committed_before,
             evaluated=self._ledger.done - self._evaluated_before,
-            complete=self._trained_out() and not owed,
+            complete=self._trained_out() and not owed and not gone,
             stopped=self._stopping.is_set(),
-            problems=(*self._faults, *(f"{segment}: {reason}" for segment, reason in self._failed.items())),
+            problems=(*not_kept, *self._faults, *(f"{segment}: {reason}" for segment, reason in self._failed.items())),
         )
 
 

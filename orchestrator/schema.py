@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ DOUBLE = pa.float64()
 BOOL = pa.bool_()
 TIME = pa.timestamp("us", tz="UTC")
 STRINGS = pa.list_(pa.field("element", STRING))  # as Parquet calls the items of a list
+UNIT_KEY = pa.field("unit_key", STRING, False, metadata={"unit": "", "meaning": "name of the unit the row came with"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class Column:
     circumstance: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
     """One table or view.
 
@@ -46,6 +48,7 @@ class Table:
     columns    in their stored order
     unit       the columns that all rows of one inbox file share and that name the file; () for a view
     pieces_by  for a table whose units are written in pieces: the column whose first and last value also name the file
+    near       columns by whose values folded rows lie together, before the key; () where the key does that
     """
 
     name: str
@@ -54,6 +57,7 @@ class Table:
     columns: tuple[Column, ...]
     unit: tuple[str, ...] = ()
     pieces_by: str = ""
+    near: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,10 +66,25 @@ class Table:
     @property
     def schema(self) -> pa.Schema:
         """Field metadata: unit and meaning; schema metadata: geosweep_format and geosweep_table."""
-        fields = [
-            pa.field(c.name, c.type, c.nullable, metadata={"unit": c.unit, "meaning": c.meaning}) for c in self.columns
-        ]
-        return pa.schema(fields, metadata={"geosweep_format": str(FORMAT_VERSION), "geosweep_table": self.name})
+        return _schema_of(self)
+
+    @property
+    def folded_schema(self) -> pa.Schema:
+        """As `schema`, with the column that the fold adds: which unit a row came with."""
+        return self.schema.append(UNIT_KEY)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """What folded rows are sorted by."""
+        return (*self.near, *(name for name in self.key if name not in self.near))
+
+
+@cache
+def _schema_of(table: Table) -> pa.Schema:
+    fields = [
+        pa.field(c.name, c.type, c.nullable, metadata={"unit": c.unit, "meaning": c.meaning}) for c in table.columns
+    ]
+    return pa.schema(fields, metadata={"geosweep_format": str(FORMAT_VERSION), "geosweep_table": table.name})
 
 
 def _column(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Column:
@@ -74,6 +93,11 @@ def _column(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Colu
 
 def _nullable(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Column:
     return Column(name=name, type=type_, unit=unit, meaning=meaning, nullable=True)
+
+
+def _made(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Column:
+    """A column that is always there, but says how the row came about first: made again, it may differ."""
+    return Column(name=name, type=type_, unit=unit, meaning=meaning, circumstance=True)
 
 
 def _circumstance(name: str, type_: pa.DataType, meaning: str, unit: str = "") -> Column:
@@ -147,6 +171,7 @@ CHAINS = Table(
         _nullable("parent", STRING, "segment that this one continues; null for fresh weights"),
         _column("from_tokens", INT, "tokens seen at its start", "tokens"),
         _column("to_tokens", INT, "tokens seen at its end", "tokens"),
+        _column("asked", BOOL, "the sweep wants a checkpoint at its end; false: it ends where trials part"),
     ),
 )
 
@@ -174,13 +199,13 @@ SEGMENTS = Table(
     unit=("segment", "state", "reason"),
     columns=(
         _SEGMENT,
-        _nullable("parent", STRING, "segment that this one continues; null for fresh weights"),
-        _column("from_tokens", INT, "tokens seen at its start", "tokens"),
+        _circumstance("parent", STRING, "segment that it continued; null for fresh weights"),
+        _made("from_tokens", INT, "tokens seen where it started", "tokens"),
         _column("to_tokens", INT, "tokens asked for at its end", "tokens"),
         _column("state", STRING, "committed, diverged or failed"),
         _nullable("reason", STRING, "why it diverged or failed; null when committed"),
         _nullable("diverged_at_tokens", INT, "tokens seen when the loss stopped being finite", "tokens"),
-        _column("tokens_trained", INT, "tokens that this segment trained on", "tokens"),
+        _made("tokens_trained", INT, "tokens that this segment trained on", "tokens"),
         _circumstance("attempt", INT, "which attempt ended so"),
         _WALL,
         _HOST,
@@ -192,17 +217,18 @@ SEGMENTS = Table(
 
 CHECKPOINTS = Table(
     name="checkpoints",
-    meaning="one row per committed checkpoint",
-    key=("checkpoint",),
-    unit=("checkpoint",),
+    meaning="one row per committed segment: the checkpoint at its end",
+    # Trials that train alone, though they could share, leave equal checkpoints at the ends of segments of their own.
+    key=("checkpoint", "segment"),
+    unit=("checkpoint", "segment"),
     columns=(
         _CHECKPOINT,
         _SEGMENT,
         _TOKENS,
         _column("steps", INT, "optimizer steps that the checkpoint has seen", "steps"),
         _column("path", STRING, "folder, relative to the store"),
-        _column("bytes", INT, "size of all files", "bytes"),
-        _column("files", STRING, "JSON: file name -> {sha256, bytes}"),
+        _made("bytes", INT, "size of all files", "bytes"),
+        _made("files", STRING, "JSON: file name -> {sha256, bytes}, as first made; the manifest in the folder counts"),
         _column("unembedding_sha256", STRING, "sha256 of the unembedding matrix"),
         _column("weights_sha256", STRING, "sha256 of all weights"),
         _column("dtype", STRING, "number format of the weights"),
@@ -210,7 +236,7 @@ CHECKPOINTS = Table(
         _column("vocab_size", INT, "entries of the tokenizer", "tokens"),
         _column("vocab_rows", INT, "rows of the unembedding, padding included", "rows"),
         _column("history_digest", STRING, "digest of all that led to this state"),
-        _column("code_revision", STRING, "revision of the code that trained it"),
+        _made("code_revision", STRING, "revision of the code that trained it"),
         _TIME,
         _circumstance("versions", STRING, "JSON: package -> version"),
     ),
@@ -230,9 +256,10 @@ METRICS = Table(
         "layer",
     ),
     unit=("checkpoint", "evaluator", "settings_digest", "evaluator_version"),
+    near=("segment", "tokens"),
     columns=(
         _CHECKPOINT,
-        _SEGMENT,
+        _circumstance("segment", STRING, "a segment that ended with this checkpoint"),
         _TOKENS,
         *_EVALUATION,
         _column("metric", STRING, "name of the metric"),
@@ -306,8 +333,34 @@ EVENTS = Table(
     ),
 )
 
+SPEEDS = Table(
+    name="speeds",
+    meaning="how fast devices train: one row per measurement of `geosweep bench`",
+    key=("speed",),
+    unit=("speed",),
+    columns=(
+        _column("speed", STRING, "id of the measurement"),
+        _TIME,
+        _column("device", STRING, "name of the device"),
+        _column("kind", STRING, "cuda or cpu"),
+        _column("family", STRING, "model family: olmo, pythia, ..."),
+        _column("scale", STRING, "name of the model scale"),
+        _column("context", INT, "length of a training sequence", "tokens"),
+        _column("batch_size", INT, "sequences of one optimizer step", "sequences"),
+        _nullable("micro_batch", INT, "sequences of one forward pass; null: the whole batch", "sequences"),
+        _column("vocab_rows", INT, "rows of the unembedding, padding included", "rows"),
+        _column("precision", STRING, "number format of the forward pass"),
+        _column("threads", INT, "CPU threads", "threads"),
+        _column("steps", INT, "timed steps", "steps"),
+        _column("tokens_per_s", DOUBLE, "training speed: tokens of a step by the median time of a step", "tokens/s"),
+        _column("flops_per_token", DOUBLE, "training cost, unembedding counted", "FLOP/token"),
+        _column("code_revision", STRING, "revision of the code that was timed"),
+        _HOST,
+    ),
+)
+
 TABLES: Mapping[str, Table] = MappingProxyType(
-    {t.name: t for t in (TRIALS, CHAINS, ASKED, SEGMENTS, CHECKPOINTS, METRICS, FAILURES, CURVES, EVENTS)}
+    {t.name: t for t in (TRIALS, CHAINS, ASKED, SEGMENTS, CHECKPOINTS, METRICS, FAILURES, CURVES, EVENTS, SPEEDS)}
 )
 
 _EVALUATION_STATE = (

@@ -53,8 +53,22 @@ def _whole_number(given: object) -> object:
     return int(text) if text.isdigit() else int(value)
 
 
-Tokens = Annotated[int, BeforeValidator(_whole_number), Field(ge=0)]
-Whole = Annotated[int, BeforeValidator(_whole_number), Field(gt=0)]
+_BYTE_SUFFIXES = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def _byte_count(given: object) -> object:
+    """Accept 10GB as the number of bytes that it is; a plain number goes on as it is."""
+    if isinstance(given, str) and (factor := _BYTE_SUFFIXES.get(given[-2:])):
+        try:
+            return round(float(given[:-2]) * factor)
+        except ValueError:
+            raise ValueError(f"{given!r} is not a number of bytes such as 500MB, 10GB or 1.5TB") from None
+    return _whole_number(given)
+
+
+Tokens = Annotated[int, Field(ge=0), BeforeValidator(_whole_number)]
+Whole = Annotated[int, Field(gt=0), BeforeValidator(_whole_number)]
+Bytes = Annotated[int, Field(gt=0), BeforeValidator(_byte_count)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
@@ -64,12 +78,14 @@ class ScheduleFields(Frozen):
     shape            cosine | linear | constant | wsd (warm-up, stable, linear decay)
     warmup_tokens    tokens of linear warm-up from 0
     decay_tokens     tokens of the decay at the end; shape wsd only
+    decay_fraction   the decay as a fraction of the trial's budget, to the nearest token; instead of decay_tokens
     final_fraction   learning rate of the last step, as a fraction of the peak
     """
 
     shape: Shape | None = None
     warmup_tokens: Tokens | None = None
     decay_tokens: Whole | None = None
+    decay_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     final_fraction: Fraction | None = None
 
 
@@ -85,7 +101,7 @@ class Base(Frozen):
     token_budget              tokens of the whole trial; a whole number of steps
     learning_rate             peak learning rate, absolute
     learning_rate_multiplier  peak as a multiple of the preset's rule for this scale; instead of learning_rate
-    schedule                  see ScheduleFields
+    schedule                  the learning rate over tokens, see base.schedule
     weight_decay              decoupled weight decay of AdamW
     decay_all                 weight decay also on norm gains, biases and embeddings
     beta1, beta2, eps         AdamW
@@ -168,8 +184,37 @@ class Asked(Frozen):
         return {"settings": rest, **({"at": given["at"]} if "at" in given else {})}
 
 
+class Keep(Frozen):
+    """Which checkpoints stay in the store; none goes while a segment or an evaluation still needs it.
+
+    weights   all | last: of every checkpoint that the sweep asks for, or of each trial's last one only
+    state     last | all | none: optimizer state, without which training cannot go on; twice the size of the weights
+    """
+
+    weights: Literal["all", "last"] = "all"
+    state: Literal["last", "all", "none"] = "last"
+
+
+class Limits(Frozen):
+    """What a plan may cost; above it nothing starts.
+
+    max_gpu_hours   hours of one GPU for the whole plan
+    gpu             the type that max_gpu_hours counts, as `geosweep plan` names it; absent: the slowest in the table,
+                    so that the limit holds on each
+    max_bytes       of checkpoints at the peak: 500MB, 10GB, 1.5TB
+    """
+
+    max_gpu_hours: Positive | None = None
+    gpu: str | None = None
+    max_bytes: Bytes | None = None
+
+
 class Resources(Frozen):
-    """What a trial of one scale holds while it trains. cpus also is its number of threads; gpus may be a fraction."""
+    """What a trial of one scale holds while it trains.
+
+    cpus   also its number of threads
+    gpus   may be a fraction: 0.25 lets four trials share one
+    """
 
     cpus: Whole = 1
     gpus: NonNegative = 0.0
@@ -178,7 +223,7 @@ class Resources(Frozen):
 class Execution(Frozen):
     """How and where; never part of an id.
 
-    resources        scale -> Resources; `default` for the scales not named
+    resources        scale -> what a trial of it holds; `default` for the scales not named
     evaluators       evaluation actors beside the trials
     micro_batch      sequences of one forward pass; absent: the whole batch
     rescue_seconds   a trial saves its state at least this often, between its checkpoints
@@ -204,6 +249,9 @@ class SweepSpec(Frozen):
     grids         products of axes; equal cells of several grids are one trial
     checkpoints   when trials leave checkpoints
     evaluations   what is computed from which checkpoints
+    sources       field -> where its value comes from, for readers; shown beside what the preset says of its fields
+    keep          which checkpoints stay in the store
+    limits        what the plan may cost
     execution     how and where; never part of an id
     """
 
@@ -213,6 +261,9 @@ class SweepSpec(Frozen):
     grids: Annotated[tuple[Grid, ...], Field(min_length=1)]
     checkpoints: Checkpoints
     evaluations: tuple[Asked, ...]
+    sources: dict[str, str] = Field(default={})
+    keep: Keep = Keep()
+    limits: Limits = Limits()
     execution: Execution = Execution()
 
 
@@ -257,6 +308,14 @@ def with_fields(base: Base, fields: Mapping[str, object]) -> Base:
             target = target.setdefault(part, {})
         target[leaf] = value
     return Base.model_validate(values)
+
+
+def field_value(base: Base, name: str) -> Any:
+    """The value of a field of the base by its dotted name; None where the file leaves it to the preset."""
+    value: Any = base
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -415,6 +474,8 @@ _MODELS: Mapping[str, type[Frozen]] = {
     "base": Base,
     "grids": Grid,
     "checkpoints": Checkpoints,
+    "keep": Keep,
+    "limits": Limits,
     "execution": Execution,
     "base.schedule": ScheduleFields,
     "execution.resources": Resources,
@@ -456,6 +517,7 @@ def _without_faulty_axes(spec: SweepSpec) -> tuple[SweepSpec, list[str]]:
         problems += _fields_in_two_axes(index, grid)
         grids.append(grid.model_copy(update={"axes": {key: values for key, values in good.items() if values}}))
     problems += _doubled_names(spec)
+    problems += [f"sources.{name}: no such field{nearest(name, AXES)}" for name in spec.sources if name not in AXES]
     return spec.model_copy(update={"grids": tuple(grids)}), problems
 
 

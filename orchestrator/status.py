@@ -5,14 +5,17 @@ store -> query -> [status] -> terminal
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.query import Store
 from trainers.errors import InputError, nearest
@@ -25,6 +28,7 @@ _COLOURS = {
     "diverged": "magenta",
     "failed": "red",
 }
+_UNFINISHED = {"failed", "training", "waiting", "evaluating"}
 SHOWN_CELLS = 60
 
 
@@ -61,38 +65,76 @@ def _status(store: Store, sweep: str, revision: str) -> SweepStatus:
 
 
 def show(sweeps: Sequence[SweepStatus], out: Console) -> None:
-    """Print a line per sweep, and where there is one sweep only, a line per cell."""
+    """Print a line per sweep, and where there is one sweep only, its cells."""
+    out.print(page(sweeps))
+
+
+def watch(store: Store, name: str | None, out: Console, seconds: float = 2.0) -> None:
+    """Draw the page again every few seconds until nothing is left to do; Ctrl-C leaves. Plain once off a terminal."""
+    sweeps = read_status(store, name)
+    if not out.is_terminal:
+        show(sweeps, out)
+        return
+    with Live(page(sweeps), console=out, auto_refresh=False) as live:
+        while any(_UNFINISHED & sweep.states.keys() for sweep in sweeps):
+            time.sleep(seconds)
+            store.refresh()
+            sweeps = read_status(store, name)
+            live.update(page(sweeps), refresh=True)
+
+
+def page(sweeps: Sequence[SweepStatus]) -> Group:
+    """The whole page: a line per sweep, a grid of its cells; for one sweep a table of them."""
     if not sweeps:
-        out.print("no sweep was submitted to this store yet; start one: geosweep run SWEEP", markup=False)
+        return Group(Text("no sweep was submitted to this store yet; start one: geosweep run SWEEP"))
+    parts: list[RenderableType] = []
     for sweep in sweeps:
-        states = ", ".join(f"{count} {state}" for state, count in sorted(sweep.states.items()))
-        out.print(
-            f"{sweep.sweep} ({sweep.revision}): {len(sweep.cells)} cells: {states}; {sweep.owed} evaluations owed"
-            + f"; {sweep.attempts_died} attempts died and were repeated" * bool(sweep.attempts_died),
-            markup=False,
-        )
+        parts += [_headline(sweep), _grid(sweep)]
         if len(sweeps) == 1:
-            _show_cells(sweep, out)
+            parts.append(_table(sweep))
+        if _UNFINISHED & sweep.states.keys():
+            parts.append(Text(f"continue: geosweep resume {sweep.sweep}"))
+    return Group(*parts)
 
 
-def _show_cells(sweep: SweepStatus, out: Console) -> None:
+def _headline(sweep: SweepStatus) -> Text:
+    line = Text(f"{sweep.sweep} ({sweep.revision}): {len(sweep.cells)} cells: ")
+    for place, (state, count) in enumerate(sorted(sweep.states.items())):
+        line.append(", " * bool(place)).append(f"{count} {state}", style=_COLOURS.get(state, ""))
+    line.append(f"; {sweep.owed} evaluations owed")
+    if sweep.attempts_died:
+        line.append(f"; {sweep.attempts_died} attempts died and were repeated")
+    return line
+
+
+def _grid(sweep: SweepStatus) -> Text:
+    """A mark per cell in the order of the table: its colour and its letter say the state."""
+    return Text("").join(
+        Text(cell["state"][0], style=f"{_COLOURS.get(cell['state'], '')} reverse") for cell in sweep.cells
+    )
+
+
+def _table(sweep: SweepStatus) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("trial", "state", "tokens", "checkpoints", "evaluations", "reason"):
-        table.add_column(
-            name, justify="left" if name in ("trial", "state", "reason") else "right", no_wrap=name != "reason"
-        )
+    table.add_column("trial", no_wrap=True, overflow="ellipsis")
+    table.add_column("state", no_wrap=True, min_width=8)
+    for name, width in (("tokens", 11), ("checkpoints", 11), ("evaluations", 11)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    if any(cell["reason"] for cell in sweep.cells):
+        table.add_column("reason", overflow="fold")
     for cell in sweep.cells[:SHOWN_CELLS]:
-        state = cell["state"]
-        table.add_row(
-            cell["trial"],
-            f"[{_COLOURS.get(state, 'default')}]{state}[/]",
-            f"{cell['tokens'] or 0:,}",
-            f"{cell['checkpoints_done']}/{cell['checkpoints_asked']}",
-            f"{cell['evaluations_done']}/{cell['evaluations_asked']}",
-            cell["reason"] or "",
-        )
+        table.add_row(*_cells_of_row(cell)[: len(table.columns)])
     if len(sweep.cells) > SHOWN_CELLS:
         table.caption = f"... {len(sweep.cells) - SHOWN_CELLS} more cells (--json has all)"
-    out.print(table)
-    if {"failed", "training", "waiting", "evaluating"} & sweep.states.keys():
-        out.print(f"continue: geosweep resume {sweep.sweep}", markup=False)
+    return table
+
+
+def _cells_of_row(cell: dict[str, Any]) -> list[Text]:
+    return [
+        Text(cell["trial"]),
+        Text(cell["state"], style=_COLOURS.get(cell["state"], "")),
+        Text(f"{cell['tokens'] or 0:,}"),
+        Text(f"{cell['checkpoints_done']}/{cell['checkpoints_asked']}"),
+        Text(f"{cell['evaluations_done']}/{cell['evaluations_asked']}"),
+        Text(cell["reason"] or ""),
+    ]

@@ -23,12 +23,14 @@ from ray.tune.search import Searcher
 from orchestrator.legs import Leg, LegQueue
 from orchestrator.spec import Execution as SweepExecution
 from orchestrator.store import registry
+from orchestrator.store.durable import is_full
 from orchestrator.store.layout import StoreLayout
-from trainers.errors import InputError
+from trainers.errors import EnvironmentFault, InputError
 
 if TYPE_CHECKING:  # torch is for the workers: the driver does without it
     from orchestrator.attempt import Attempt
 
+PAUSE_SECONDS = 5.0  # between two tries while the disk is full
 SLICE_SECONDS = 1.0  # a trial reports, and sees whether it is to stop, about this often
 
 Listener = Callable[[Leg, Mapping[str, Any]], None]
@@ -59,7 +61,19 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
             progress = asdict(self._attempt.advance(SLICE_SECONDS, self._stop_asked))
         except InputError as error:
             progress = {"state": "failed", "detail": str(error)}
-        return {**progress, "done": progress["state"] != "training"}
+        except EnvironmentFault as fault:
+            if not is_full(fault):
+                raise
+            progress = self._pause(fault)
+        return {**progress, "done": progress["state"] not in ("training", "paused")}
+
+    def _pause(self, fault: EnvironmentFault) -> dict[str, Any]:
+        """Wait a little for space; the next step goes on from what is in the store."""
+        self._attempt = None
+        until = time.monotonic() + PAUSE_SECONDS
+        while time.monotonic() < until and not self._stop_asked():
+            time.sleep(0.25)
+        return {"state": "failed" if self._stop else "paused", "detail": str(fault)}
 
     def _stop_asked(self) -> bool:
         """Whether the session is asked to stop; looks at the disk a few times a second only."""

@@ -1,6 +1,6 @@
 """Define the views that people query, as SQL over the stored rows.
 
-store/inbox.py -> [views] -> query.py
+store/tables.py -> [views] -> query.py
 in    tables stored_<table>: every row that was ever acknowledged, kept apart from the names that people use
 out   one view per table of schema.TABLES (one row per key) and those of schema.VIEWS
 not   reading files, running SQL
@@ -19,18 +19,18 @@ from orchestrator.schema import TABLES, TRIALS
 TABLE_VIEWS: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"select * from stored_{name}" for name in TABLES},
-        # A unit is one file and its rows have different keys, so only these two can hold a key twice.
+        # A unit is one file and its rows have different keys, so only segments and curves can hold a key twice.
         "segments": """
             select * from stored_segments
             qualify row_number() over (
                 partition by segment
                 order by case state when 'committed' then 0 when 'diverged' then 1 else 2 end, time desc, reason
             ) = 1""",
-        "curves": """
-            select * from stored_curves
-            qualify row_number() over (partition by segment, step order by attempt desc) = 1""",
+        "curves": "select * from stored_curves",  # as long as no segment has two attempts: see curves_view
     }
 )
+
+REPEATED_SEGMENTS_QUERY = "select segment from stored_curves group by segment having min(attempt) < max(attempt)"
 
 STATE_VIEWS: Mapping[str, str] = MappingProxyType(
     {
@@ -41,7 +41,8 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
             select c.sweep, c.revision, c.trial, c.position, c.segment, k.tokens, k.checkpoint
             from chains c
             join latest using (sweep, revision)
-            join checkpoints k on k.segment = c.segment and k.tokens = c.to_tokens""",
+            join checkpoints k on k.segment = c.segment and k.tokens = c.to_tokens
+            where c.asked""",
         # Of two versions of one evaluator, a sweep is asked about the newer only.
         "evaluations": """
             with current_asked as (
@@ -76,13 +77,14 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
         "owed": "select * from evaluations where state in ('ready', 'waiting')",
         "cells": """
             with chain as (
-                select c.sweep, c.revision, c.trial, c.position, c.segment, k.tokens, s.state, s.reason
+                select c.sweep, c.revision, c.trial, c.position, c.segment, c.asked, k.tokens, s.state, s.reason
                 from chains c
                 left join checkpoints k on k.segment = c.segment and k.tokens = c.to_tokens
                 left join segments s on s.segment = c.segment
             ), trained as (
                 select sweep, revision, trial, coalesce(max(tokens), 0) as tokens,
-                    count(*) as checkpoints_asked, count(tokens) as checkpoints_done,
+                    count(*) filter (where asked) as checkpoints_asked,
+                    count(tokens) filter (where asked) as checkpoints_done, count(tokens) > 0 as begun,
                     bool_or(coalesce(state, '') = 'diverged') as diverged,
                     bool_or(coalesce(state, '') = 'failed' and tokens is null) as failed,
                     arg_min(reason, position) filter (where tokens is null) as reason
@@ -105,7 +107,7 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
             )
             select sweep, revision, trial,
                 case when diverged then 'diverged' when failed then 'failed'
-                    when checkpoints_done = 0 then 'waiting' when checkpoints_done < checkpoints_asked then 'training'
+                    when not begun then 'waiting' when checkpoints_done < checkpoints_asked then 'training'
                     when evaluations_done + evaluations_failed < evaluations_asked then 'evaluating'
                     else 'complete' end as state,
                 tokens, token_budget, checkpoints_done, checkpoints_asked,
@@ -153,6 +155,23 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
             from turned""",
     }
 )
+
+
+def curves_view(repeated: Sequence[str]) -> str:
+    """SQL of curves, where the newest attempt counts.
+
+    repeated  segments with curves of several attempts, answers of REPEATED_SEGMENTS_QUERY. They are named, since a
+              filter on other segments would not get past a window: one curve would cost a look at all of them
+    """
+    if not repeated:
+        return TABLE_VIEWS["curves"]
+    listed = ", ".join(_literal(segment) for segment in repeated)
+    return f"""
+        select * from stored_curves where segment not in ({listed})
+        union all
+        select * from stored_curves where segment in ({listed})
+        qualify row_number() over (partition by segment, step order by attempt desc) = 1"""
+
 
 RESULT_COLUMNS_QUERY = """
     select evaluator, settings_digest, metric, dataset, split, layer, min(unit) as unit

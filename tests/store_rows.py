@@ -15,7 +15,8 @@ def row(table: str, **given: Any) -> dict[str, Any]:
     """A whole row of a table."""
     spec = TABLES[table]
     assert set(given) <= set(spec.names), set(given) - set(spec.names)
-    return {c.name: None if c.nullable else _ANY[c.type] for c in spec.columns} | given
+    plain = {c.name: None if c.nullable else _ANY[c.type] for c in spec.columns}
+    return plain | ({"asked": True} if table == "chains" else {}) | given
 
 
 def metric_row(checkpoint: str, metric: str, value: float | None, **given: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from orchestrator.corpora import corpus_facts
 from orchestrator.legs import Leg, LegQueue
 from orchestrator.plan import Plan, load_plan
 from orchestrator.query import Store
+from orchestrator.standing import read_standing
 from orchestrator.store import registry
 from orchestrator.store.layout import StoreLayout, create_or_open
 from orchestrator.store.sweeps import submit
@@ -36,8 +37,9 @@ def planned(root: Path, **changes: Any) -> Plan:
     return plan
 
 
-def only_leg(plan: Plan, committed: set[str] = frozenset()) -> Leg:  # type: ignore[assignment]
-    leg = LegQueue(plan, committed, ()).take()
+def only_leg(root: Path, plan: Plan) -> Leg:
+    """The leg of a plan that is one chain, as far as it is left."""
+    leg = LegQueue(read_standing(StoreLayout(root), plan).left).take()
     assert leg is not None
     return leg
 
@@ -69,7 +71,7 @@ def other_root(tmp_path: Path, store_root: Path) -> Path:
 
 def test_an_attempt_commits_every_checkpoint_of_its_leg_with_the_curve(store_root: Path) -> None:
     plan = planned(store_root)
-    progress = train(store_root, only_leg(plan))
+    progress = train(store_root, only_leg(store_root, plan))
     assert (progress.state, progress.tokens) == ("committed", 8192)
     checkpoints, curve, segments = stored(store_root)
     assert [row["tokens"] for row in checkpoints] == [0, 4096, 8192]
@@ -78,8 +80,8 @@ def test_an_attempt_commits_every_checkpoint_of_its_leg_with_the_curve(store_roo
 
 
 def test_an_attempt_killed_after_any_slice_is_continued_with_the_same_bits(store_root: Path, other_root: Path) -> None:
-    train(store_root, only_leg(planned(store_root)))
-    leg = only_leg(planned(other_root))
+    train(store_root, only_leg(store_root, planned(store_root)))
+    leg = only_leg(other_root, planned(other_root))
     for _ in range(200):  # each attempt is dropped after one short slice, as a kill would
         if begin(other_root, leg, rescue_s=0.0).advance(0.01, never).state == "committed":
             break
@@ -87,8 +89,8 @@ def test_an_attempt_killed_after_any_slice_is_continued_with_the_same_bits(store
 
 
 def test_a_stop_leaves_a_rescue_that_the_commit_removes(store_root: Path, other_root: Path) -> None:
-    train(store_root, only_leg(planned(store_root)))
-    leg = only_leg(planned(other_root))
+    train(store_root, only_leg(store_root, planned(store_root)))
+    leg = only_leg(other_root, planned(other_root))
     steps = iter(range(20))
     progress = begin(other_root, leg).advance(60.0, lambda: next(steps, None) is None)
     assert progress.state == "stopped"
@@ -102,7 +104,7 @@ def test_a_stop_leaves_a_rescue_that_the_commit_removes(store_root: Path, other_
 
 @pytest.mark.parametrize("lost", [("segments",), ("segments", "checkpoints"), ("segments", "checkpoints", "curves")])
 def test_a_kill_between_a_checkpoint_and_its_rows_loses_no_row(store_root: Path, lost: tuple[str, ...]) -> None:
-    leg = only_leg(planned(store_root))
+    leg = only_leg(store_root, planned(store_root))
     train(store_root, leg)
     before = stored(store_root)
     for table in lost:
@@ -115,7 +117,7 @@ def test_a_kill_between_a_checkpoint_and_its_rows_loses_no_row(store_root: Path,
 
 def test_a_loss_that_is_not_finite_is_stored_as_diverged_with_its_tokens(store_root: Path) -> None:
     plan = planned(store_root, base={**BASE, "learning_rate": 1e9, "clip": 1e9, "schedule": {"warmup_tokens": 0}})
-    progress = train(store_root, only_leg(plan))
+    progress = train(store_root, only_leg(store_root, plan))
     assert progress.state == "diverged"
     assert 0 < progress.tokens < 8192
     with Store(store_root) as store:
@@ -130,17 +132,17 @@ def test_a_loss_that_is_not_finite_is_stored_as_diverged_with_its_tokens(store_r
 
 def test_a_corrupt_checkpoint_is_named_and_nothing_else_is_touched(store_root: Path) -> None:
     plan = planned(store_root)
-    train(store_root, only_leg(plan))
-    first, second = plan.trials[0].chain[:2]
+    train(store_root, only_leg(store_root, plan))
+    _, second, third = plan.trials[0].chain
     (damaged,) = (store_root / "checkpoints" / second).glob("4096/weights.parquet")
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    for path in (store_root / "inbox" / "segments").iterdir():
+    for path in (store_root / "inbox" / "segments").glob(f"{third}*"):
         path.unlink()
-    shutil.rmtree(store_root / "checkpoints" / plan.trials[0].chain[2])
+    shutil.rmtree(store_root / "checkpoints" / third)
     with pytest.raises(EnvironmentFault) as caught:
-        train(store_root, only_leg(plan, {first, second}))
+        train(store_root, only_leg(store_root, plan))
     assert caught.value.kind == "corrupt_file"
     assert str(damaged) in str(caught.value)
     assert caught.value.next_step
@@ -148,14 +150,14 @@ def test_a_corrupt_checkpoint_is_named_and_nothing_else_is_touched(store_root: P
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of our own needs root")
 def test_a_full_disk_is_named_and_with_space_the_same_bits_follow(store_root: Path, tmp_path: Path) -> None:
-    train(store_root, only_leg(planned(store_root)))
+    train(store_root, only_leg(store_root, planned(store_root)))
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", small], check=True)
     try:
         root = create_or_open(small / "store").root
         shutil.copytree(store_root / "corpora", root / "corpora", dirs_exist_ok=True)
-        leg = only_leg(planned(root))
+        leg = only_leg(root, planned(root))
         with pytest.raises(EnvironmentFault) as caught:
             train(root, leg)
         assert caught.value.kind == "storage_error"

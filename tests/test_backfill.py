@@ -29,7 +29,7 @@ LATER = """
 
 def trained_store(root: Path, **changes: Any) -> StoreLayout:
     """One trial with checkpoints at 0, 4096 and 8192 tokens that asks for geometry at each; nothing is evaluated."""
-    train(root, only_leg(planned(root, base=BASE, **changes)))
+    train(root, only_leg(root, planned(root, base=BASE, **changes)))
     return StoreLayout(root)
 
 

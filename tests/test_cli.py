@@ -91,12 +91,42 @@ def test_a_sweep_that_the_store_does_not_have_is_answered_with_the_nearest_name(
         assert "no sweep 'dem'" in done.stderr
 
 
+def test_a_sweep_above_its_limits_is_refused_before_anything_starts(store_root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "dear.yaml"
+    path.write_text(sweep_file(limits={"max_bytes": "1MB"}))
+    assert geosweep("plan", path, "--store", store_root).returncode == 0
+    done = geosweep("run", path, "--store", store_root)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{path}: 1 problem, the plan is above its limits, nothing was started")
+    assert not list((store_root / "inbox" / "trials").iterdir())
+
+
+def test_a_design_with_warnings_is_valid_and_strict_refuses_it(store_root: Path, small: Path) -> None:
+    for command in ("check", "plan"):
+        done = geosweep(command, small, "--store", store_root)
+        assert done.returncode == 0
+        assert "one-seed" in done.stdout
+        strict = geosweep(command, small, "--store", store_root, "--strict")
+        assert strict.returncode == 2
+        assert "one-seed" in strict.stderr
+
+
+def test_no_share_plans_each_trial_alone(store_root: Path) -> None:
+    shared, alone = (
+        json.loads(geosweep("plan", "smoke", "--store", store_root, "--json", *flag).stdout)
+        for flag in ([], ["--no-share"])
+    )
+    assert shared["tokens_trained"] == 9216
+    assert alone["tokens_trained"] == alone["tokens_asked"] == shared["tokens_asked"] == 12_288
+    assert alone["shared_segments"] == 0
+
+
 def test_plan_as_json_holds_each_trial_with_its_filled_recipe_and_the_sources(store_root: Path, small: Path) -> None:
     done = geosweep("plan", small, "--store", store_root, "--json")
     plan = json.loads(done.stdout)
     assert plan["unique_trials"] == 2
     assert plan["tokens_asked"] == plan["tokens_trained"] == 16_384
-    assert plan["evaluations"] == {"geometry": 5}
+    assert {name: counts["asked"] for name, counts in plan["evaluations"].items()} == {"geometry": 5}
     trial = plan["trials"][0]
     assert trial["recipe"]["optimizer"]["beta2"] == 0.95
     assert trial["sources"]["beta2"] == "OLMo and Pythia alike"

@@ -124,6 +124,13 @@ def test_a_loss_that_is_not_finite_is_a_result_with_its_tokens(undisturbed: Path
     assert rows(undisturbed, "select count(*) as n from events where kind in ('attempt_died', 'failed')") == [{"n": 0}]
 
 
+def test_only_the_last_optimizer_state_of_each_trial_is_kept(undisturbed: Path) -> None:
+    kept = {path.parent.name for path in undisturbed.glob("checkpoints/*/*/state.parquet")}
+    assert kept == {str(SWEEP["base"]["token_budget"])}
+    weights = list(undisturbed.glob("checkpoints/*/*/weights.parquet"))
+    assert len(weights) == len(rows(undisturbed, "select * from checkpoints"))
+
+
 def test_a_second_session_trains_nothing_and_starts_no_ray(undisturbed: Path, sweep_file: Path) -> None:
     before = files_in(undisturbed)
     printed = finish(start(undisturbed, "run", str(sweep_file)))
@@ -180,6 +187,32 @@ def nothing_is_trained_after_its_checkpoint(store: Path) -> None:
     ended = rows(store, "select segment, tokens_trained from segments where state = 'committed'")
     assert len({row["segment"] for row in ended}) == len(ended)
     assert sum(row["tokens_trained"] for row in ended) == 4 * 24_576
+
+
+def trainers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Ray's worker processes that train, by the title that Ray gives them."""
+    return [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if any("Trainable" in part for part in child.cmdline())
+    ]
+
+
+def test_a_trial_whose_process_is_killed_is_repeated_and_the_session_goes_on(
+    tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(corpus, store / "corpora" / "builtin")
+    process = start(store, "run", str(sweep_file))
+    assert wait_for_files(process, store, 16)
+    victims = trainers_of(process)
+    assert victims
+    victims[0].kill()
+    finish(process)
+    same_results(store, undisturbed)
+    died = rows(store, "select detail from events where kind = 'attempt_died'")
+    assert len(died) == 1
+    assert died[0]["detail"]
 
 
 def test_a_stop_saves_the_running_state_and_says_how_to_continue(

@@ -24,10 +24,12 @@ ORDER = {
         "__main__"
     ),
     "orchestrator": (
-        "spec presets identity plan planpage schema store corpora views query legs attempt tune evals progress run "
-        "imports backfill status cli __main__"
+        "spec presets identity sharing plan retention machines cost lint changes schema store corpora views query legs "
+        "standing attempt tune evals garbage preview planpage bench progress run imports backfill status trialpage "
+        "statistics study report bundle reference cli __main__"
     ),
-    "orchestrator.store": "durable layout inbox registry sweeps",
+    "orchestrator.report": "style figures effects matrices tables page",
+    "orchestrator.store": "durable layout leases inbox tables committer registry sweeps verify",
 }
 
 RAY_ALLOWED = {

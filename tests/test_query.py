@@ -115,6 +115,26 @@ def test_cells_tell_the_state_of_each_trial(study: Store) -> None:
     assert reasons == {"exploded": "loss is nan", "broken": "out of memory"}
 
 
+def test_a_fork_is_on_a_trials_way_and_not_among_its_results(layout: StoreLayout) -> None:
+    names = {"sweep": "demo", "revision": "r1", "trial": "one"}
+    publish(layout, "trials", [row("trials", **names, token_budget=300)])
+    fork = row("chains", **names, position=0, segment="fork", to_tokens=100, asked=False)
+    end = row("chains", **names, position=1, segment="end", parent="fork", from_tokens=100, to_tokens=300)
+    publish(layout, "chains", [fork, end])
+    publish(layout, "events", [submission("r1", NOON)])
+    commit(layout, "fork", 100)
+    with Store(layout.root) as store:
+        (cell,) = store.table("cells").rows()
+        assert (cell["state"], cell["tokens"]) == ("training", 100)
+        assert (cell["checkpoints_done"], cell["checkpoints_asked"]) == (0, 1)
+        assert len(store.results()) == 0
+        commit(layout, "end", 300)
+        store.refresh()
+        (cell,) = store.table("cells").rows()
+        assert (cell["state"], cell["checkpoints_done"]) == ("complete", 1)
+        assert [result["tokens"] for result in store.results().rows()] == [300]
+
+
 def test_owed_is_what_was_asked_less_what_is_there_and_less_what_divergence_put_out_of_reach(study: Store) -> None:
     owed = {r["segment"]: (r["state"], r["ready"], r["checkpoint"]) for r in study.table("owed").rows()}
     waiting = ("waiting", False, None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.recipes import tiny_recipe
-from trainers.schedule import learning_rates, step_of
+from trainers.schedule import learning_rates, pieces, step_of
 
 STEP = 256
 SHAPES = ("cosine", "linear", "constant", "wsd")
@@ -108,3 +108,29 @@ def test_tokens_inside_a_step_are_no_step() -> None:
     assert step_of(recipe, 3 * STEP) == 3
     with pytest.raises(AssertionError, match="inside a step"):
         step_of(recipe, 3 * STEP + 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_pieces_of_a_schedule_cover_every_step_once_in_order(shape: str) -> None:
+    decay = 8 * STEP if shape == "wsd" else None
+    final = 1.0 if shape == "constant" else 0.1
+    recipe = tiny_recipe(shape=shape, warmup_tokens=4 * STEP, decay_tokens=decay, final_fraction=final)
+    found = [(piece.formula, piece.last_step) for piece in pieces(recipe)]
+    assert (
+        found
+        == {
+            "cosine": [("rise", 3), ("flat", 4), ("cosine", 32)],
+            "linear": [("rise", 3), ("flat", 4), ("line", 32)],
+            "constant": [("rise", 3), ("flat", 32)],
+            "wsd": [("rise", 3), ("flat", 24), ("line", 32)],
+        }[shape]
+    )
+
+
+@given(st.integers(1, 32), st.integers(1, 32), st.sampled_from(SHAPES))
+def test_any_range_of_steps_has_the_bits_of_the_whole(first: int, last: int, shape: str) -> None:
+    decay = 8 * STEP if shape == "wsd" else None
+    final = 1.0 if shape == "constant" else 0.1
+    recipe = tiny_recipe(shape=shape, warmup_tokens=1000, decay_tokens=decay, final_fraction=final)
+    whole = learning_rates(recipe, 1, 32)
+    assert learning_rates(recipe, first, last).tobytes() == whole[first - 1 : last].tobytes()

@@ -63,6 +63,16 @@ def test_mistakes_of_every_kind_are_reported_at_once() -> None:
         ({"grids": [{"name": "g", "axes": {"learning_rate, learning_rate_multiplier": [[1, 1]]}}]}, "both set"),
         ({"grids": [{"name": "g", "axes": {"scale": ["12M"]}}]}, "heads of 21 dimensions"),
         ({"execution": {"resources": {"default": {"cpu": 1}}}}, "default.cpu: no such field; nearest is 'cpus'"),
+        ({"keep": {"weights": "first"}}, "keep.weights: 'first' is not allowed; allowed: all, last"),
+        ({"keep": {"wieghts": "all"}}, "keep.wieghts: no such field; nearest is 'weights'"),
+        ({"limits": {"max_bytes": "10XB"}}, "limits.max_bytes: '10XB' is not a whole number"),
+        ({"limits": {"max_gpu_hours": 0}}, "limits.max_gpu_hours: 0: input should be greater than 0"),
+        ({"sources": {"weigth_decay": "a paper"}}, "sources.weigth_decay: no such field; nearest is 'weight_decay'"),
+        ({"grids": [{"name": "g", "axes": {"schedule.decay_fraction": [0]}}]}, "greater than 0"),
+        (
+            {"grids": [{"name": "g", "axes": {"schedule.decay_fraction, schedule.decay_tokens": [[0.1, 256]]}}]},
+            "schedule.decay_tokens and schedule.decay_fraction are both set",
+        ),
         (
             {"evaluations": [{"evaluator": "loss", "suit": "builtin"}]},
             "evaluations[0].suit: no such field; nearest is 'suite'",
@@ -71,6 +81,30 @@ def test_mistakes_of_every_kind_are_reported_at_once() -> None:
 )
 def test_a_mistake_is_named_with_its_place(changes: dict[str, Any], problem: str) -> None:
     assert any(problem in line for line in problems_of(sweep_file(**changes)))
+
+
+def test_six_wrong_axes_get_one_message_each_at_once() -> None:
+    axes: list[dict[str, Any]] = [
+        {"wieght_decay": [0.1]},
+        {"seed, tied": [[1, False, 2]]},
+        {"scale": ["4M", "13M"]},
+        {"schedule.final_fraction": [0.1, 1.1]},
+        {"token_budget": [0]},
+        {"weight_decay": [float("nan")]},
+    ]
+    problems = problems_of(sweep_file(grids=[{"name": f"g{n}", "axes": given} for n, given in enumerate(axes)]))
+    assert len(problems) == 6
+    for n, part in enumerate(
+        [
+            "no such field 'wieght_decay'; nearest is 'weight_decay'",
+            "[1, False, 2] is no tuple of 2 values for seed, tied",
+            "family 'olmo' has no scale '13M'; nearest is",
+            "1.1: input should be less than or equal to 1",
+            "0: input should be greater than 0",
+            "nan: input should be a finite number",
+        ]
+    ):
+        assert any(line.startswith(f"grids[{n}]") and part in line for line in problems), (part, problems)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +123,20 @@ def test_token_counts_are_read_as_the_number_they_plainly_are(given: str, value:
     assert problems == []
     assert spec is not None
     assert spec.base.token_budget == value
+
+
+@pytest.mark.parametrize(("given", "value"), [("10GB", 10**10), ("1.5TB", 15 * 10**11), ("500kB", 500_000), ("8", 8)])
+def test_sizes_are_read_with_their_unit(given: str, value: int) -> None:
+    spec, problems = parse(sweep_file(limits={"max_bytes": given}), "small.yaml")
+    assert problems == []
+    assert spec is not None
+    assert spec.limits.max_bytes == value
+
+
+def test_a_source_in_the_file_stands_beside_those_of_the_preset() -> None:
+    _, plan = load_plan(sweep_file(sources={"weight_decay": "a paper"}), "small.yaml", {})
+    assert plan.trials[0].sources["weight_decay"] == "a paper"
+    assert plan.trials[0].sources["beta1"] == "OLMo and Pythia alike"
 
 
 def test_a_rate_written_without_a_dot_is_a_number() -> None:

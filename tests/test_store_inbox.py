@@ -5,7 +5,6 @@ import errno
 import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -335,69 +334,6 @@ def test_extension_type_in_a_file_is_refused_before_its_code_runs(layout: StoreL
 
 
 # faults of the machine
-
-# Starts 4 writers at a time, kills each after a random number of acknowledgements, and tells which ones it received.
-# The writers are forks of a process that has imported everything and started no thread.
-KILLER = """
-import os, random, signal, sys
-from pathlib import Path
-from store_rows import metric_row
-from orchestrator.store.inbox import publish
-from orchestrator.store.layout import create_or_open
-
-def write(layout, seed, pipe):
-    order = list(range(400))
-    random.Random(seed).shuffle(order)
-    for unit in order:
-        rows = [metric_row(f"c{unit}", f"m{i}", unit + i / 100) for i in range(30)]
-        os.write(pipe, (publish(layout, "metrics", rows).name + " ").encode())
-
-def start(layout, seed):
-    read, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        write(layout, seed, write_end)
-        os._exit(0)
-    os.close(write_end)
-    return pid, read
-
-def kill_after(count, pid, pipe):
-    received = b""
-    while received.count(b" ") < count:
-        received += os.read(pipe, 4096)
-    os.kill(pid, signal.SIGKILL)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    while more := os.read(pipe, 4096):
-        received += more
-    return received.decode()
-
-layout = create_or_open(Path(sys.argv[1]))
-draw = random.Random(7)
-for turn in range(5):
-    for writer in [start(layout, seed=4 * turn + i) for i in range(4)]:
-        print(kill_after(draw.randint(1, 12), *writer), flush=True)
-"""
-
-
-def test_writers_killed_at_any_moment_leave_whole_units_and_every_acknowledged_one(layout: StoreLayout) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", KILLER, str(layout.root)]
-    acknowledged: set[str] = set()
-    deaths = 0
-    with Store(layout.root) as reader, subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as killer:
-        assert killer.stdout is not None
-        for line in killer.stdout:  # the other writers go on while we read
-            acknowledged |= set(line.decode().split())
-            deaths += 1
-            reader.refresh()
-            stored = reader.sql("select checkpoint, count(*) n, sum(value) total from metrics group by 1").rows()
-            for unit in stored:
-                number = int(unit["checkpoint"][1:])
-                assert (unit["n"], unit["total"]) == (30, pytest.approx(30 * number + 4.35))
-    assert (killer.returncode, deaths) == (0, 20)
-    names = {path.name for path in list_units(layout, "metrics")}
-    assert acknowledged <= names
-    assert len(names) == len(stored) >= len(acknowledged) > 100
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Put bytes on the disk so that they are whole or absent, whatever is killed.
 
-store/layout.py, store/inbox.py -> [durable] -> the file system
+every module of store -> [durable] -> the file system
 in    bytes, their final path, a temporary path on the same file system
 out   the file, synced, under its final name; never half of it, never over another
 """
@@ -43,6 +43,11 @@ def storage_faults(path: Path, consequence: str) -> Iterator[None]:
         raise EnvironmentFault("storage_error", what, _NEXT_STEPS[error.errno]) from error
 
 
+def is_full(fault: EnvironmentFault) -> bool:
+    """Whether it was for want of space: then waiting helps, and nothing else is wrong."""
+    return isinstance(fault.__cause__, OSError) and fault.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def write_new(final: Path, data: bytes, temporary: Path) -> bool:
     """Publish a file without overwriting: it appears whole and is on the disk when this returns.
 
@@ -54,8 +59,19 @@ def write_new(final: Path, data: bytes, temporary: Path) -> bool:
         try:
             with temporary.open("xb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            return publish_file(temporary, final)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def publish_file(temporary: Path, final: Path) -> bool:
+    """Give a finished file its final name without overwriting; both it and its name are then on the disk.
+
+    returns  False when `final` was there already; the temporary name goes in any case
+    """
+    with storage_faults(final, "nothing was written"):
+        try:
+            sync_file(temporary)
             created = _link(temporary, final)
         finally:
             temporary.unlink(missing_ok=True)
@@ -64,11 +80,28 @@ def write_new(final: Path, data: bytes, temporary: Path) -> bool:
     return created
 
 
+def replace_file(temporary: Path, final: Path) -> None:
+    """Give a finished file its final name in place of an older one: a reader finds the old or the new, whole."""
+    with storage_faults(final, "the older file stays"):
+        try:
+            sync_file(temporary)
+            temporary.replace(final)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(final.parent)
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder whose parent exists, and make its name durable; one that is there is left alone."""
     with storage_faults(folder, "the folder was not made"):
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a file survive a power cut."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,7 +3,8 @@
 trial, evaluator, driver -> [inbox] -> views.py -> query
 in    rows of one unit: one evaluation, one segment's end, one submitted sweep, one piece of a curve
 out   inbox/<table>/<key>.parquet, synced; that the file is there is the acknowledgement
-not   changing or removing a file; the same unit again changes nothing, other content under its key is an error
+not   changing or removing a file (the committer does, once its rows are in the Delta table); the same unit again
+      changes nothing, other content under its key is an error
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from trainers.errors import EnvironmentFault, GeosweepError, InputError, nearest
 
 Rows: TypeAlias = pa.Table | Sequence[Mapping[str, Any]]
 
-_RESTORE = "restore it from a copy of the store, or move it out of the store and run the sweep again: it is made again"
-_UNREADABLE = (
+RESTORE = "restore it from a copy of the store, or move it out of the store and run the sweep again: it is made again"
+UNREADABLE = (
     pa.ArrowException,
     OSError,
     ValueError,
@@ -46,6 +47,9 @@ _ACCEPTED: Mapping[pa.DataType, type | tuple[type, ...]] = {  # besides bool and
     TIME: (),
     STRINGS: (list, tuple),
 }
+# A small unit fills a disk block or two in any case; plain, it is written and read in half the time.
+_SMALL_BYTES = 64 * 2**10
+_SMALL = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
 _ENCODINGS = {INT: "DELTA_BINARY_PACKED", DOUBLE: "BYTE_STREAM_SPLIT"}
 
 
@@ -66,6 +70,10 @@ class StoreConflict(GeosweepError):
         return "\n".join([headline, *(f"  {line}" for line in self.differences)])
 
 
+class UnitGone(EnvironmentFault):
+    """The file of a unit was there and no longer is: its rows were folded into the Delta table meanwhile."""
+
+
 def publish(layout: StoreLayout, table: str, rows: Rows) -> Path:
     """Store one finished unit; nothing stored is ever changed.
 
@@ -74,14 +82,20 @@ def publish(layout: StoreLayout, table: str, rows: Rows) -> Path:
     returns  the file; when the same unit is there with the same result (circumstances aside), that file
     raises   InputError that lists all that does not fit the table; StoreConflict when the unit is there with another
              result; EnvironmentFault when the disk is full, read-only, or the file that is there cannot be read
+    A unit that is in the Delta table already is taken again; the fold compares, and drops it or keeps it aside.
     """
     spec = _spec(table)
     unit = conform(spec, rows)
     final = layout.inbox(table) / f"{unit_key(spec, unit)}.parquet"
-    if not write_new(final, encode(unit), layout.temporary()):
-        differences = _differences(spec, stored=read_unit(final, spec), given=unit)
-        if differences:
-            raise StoreConflict(final, differences)
+    data = encode(unit)
+    while not write_new(final, data, layout.temporary()):
+        try:
+            found = differences(spec, stored=read_unit(final, spec), given=unit)
+        except UnitGone:  # folded just now: put it down again, the fold compares
+            continue
+        if found:
+            raise StoreConflict(final, found)
+        break
     return final
 
 
@@ -123,17 +137,21 @@ def conform(spec: Table, rows: Rows) -> pa.Table:
 
 
 def encode(unit: pa.Table) -> bytes:
-    """A unit as Parquet with a checksum on every page; no checksum covers the row count, so it is written twice."""
+    """A unit as Parquet; no checksum covers the row count, so it is written twice."""
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        unit.replace_schema_metadata({**unit.schema.metadata, "geosweep_rows": str(unit.num_rows)}),
-        sink,
-        compression="zstd",
-        use_dictionary=[field.name for field in unit.schema if field.type == STRING],
-        column_encoding={field.name: _ENCODINGS[field.type] for field in unit.schema if field.type in _ENCODINGS},
-        write_page_checksum=True,
-    )
+    counted = unit.replace_schema_metadata({**unit.schema.metadata, "geosweep_rows": str(unit.num_rows)})
+    pq.write_table(counted, sink, **(_SMALL if unit.nbytes <= _SMALL_BYTES else parquet_options(unit.schema)))
     return bytes(sink.getvalue())
+
+
+def parquet_options(schema: pa.Schema) -> dict[str, Any]:
+    """How the rows of every table are written: small, and with a checksum on every page."""
+    return {
+        "compression": "zstd",
+        "use_dictionary": [field.name for field in schema if field.type == STRING],
+        "column_encoding": {field.name: _ENCODINGS[field.type] for field in schema if field.type in _ENCODINGS},
+        "write_page_checksum": True,
+    }
 
 
 def list_units(layout: StoreLayout, table: str) -> list[Path]:
@@ -147,20 +165,31 @@ def read_unit(path: Path, spec: Table) -> pa.Table:
     """All rows of one file, every page checked against its checksum.
 
     raises  EnvironmentFault (corrupt_file) for a file that is damaged or not one of ours, (newer_format) for one that a
-            newer geosweep wrote; each names the file
+            newer geosweep wrote; each names the file; UnitGone when there is none
     """
-    with storage_faults(path, "it was not read"):
-        data = path.read_bytes()
-    footer = _checked_footer(path, spec, io.BytesIO(data))
     try:
-        file = pq.ParquetFile(pa.BufferReader(data), metadata=footer, page_checksum_verification=True)
+        with storage_faults(path, "it was not read"):
+            data = path.read_bytes()
+    except EnvironmentFault as fault:
+        if isinstance(fault.__cause__, FileNotFoundError):
+            raise UnitGone(fault.kind, fault.what, fault.next_step) from fault
+        raise
+    refuse_extension_types(path, io.BytesIO(data))
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        columns = file.schema_arrow
+    except UNREADABLE as error:
+        raise EnvironmentFault("corrupt_file", f"{path}: not a whole Parquet file ({error})", RESTORE) from error
+    footer = file.metadata
+    _check_origin(path, spec, footer.metadata or {}, columns)
+    try:
         unit = file.read(use_threads=False)
-    except _UNREADABLE as error:
-        raise EnvironmentFault("corrupt_file", f"{path}: damaged ({error})", _RESTORE) from error
+    except UNREADABLE as error:
+        raise EnvironmentFault("corrupt_file", f"{path}: damaged ({error})", RESTORE) from error
     if str(unit.num_rows).encode() != footer.metadata.get(b"geosweep_rows"):
-        raise EnvironmentFault("corrupt_file", f"{path}: damaged (its row count)", _RESTORE)
+        raise EnvironmentFault("corrupt_file", f"{path}: damaged (its row count)", RESTORE)
     if not unit.num_rows or path.stem != unit_key(spec, unit):
-        raise EnvironmentFault("corrupt_file", f"{path}: its name is not the key of its rows", _RESTORE)
+        raise EnvironmentFault("corrupt_file", f"{path}: its name is not the key of its rows", RESTORE)
     return unit.replace_schema_metadata(spec.schema.metadata)
 
 
@@ -236,7 +265,8 @@ def _key_problems(spec: Table, unit: pa.Table) -> list[str]:
     return problems
 
 
-def _differences(spec: Table, *, stored: pa.Table, given: pa.Table) -> list[str]:
+def differences(spec: Table, *, stored: pa.Table, given: pa.Table) -> list[str]:
+    """How two results of one unit differ, a line per column; both sorted by key, circumstances aside."""
     if stored.num_rows != given.num_rows:
         return [f"rows: {stored.num_rows} stored, {given.num_rows} given"]
     lines = []
@@ -248,26 +278,23 @@ def _differences(spec: Table, *, stored: pa.Table, given: pa.Table) -> list[str]
     return lines
 
 
-def _checked_footer(path: Path, spec: Table, file: BinaryIO) -> pq.FileMetaData:
-    """The Parquet footer, if it is one that publish wrote; EnvironmentFault that names the file otherwise."""
-    if any(mark in _raw_footer(file) for mark in _EXTENSION_MARKS):
-        what = f"{path}: not one of ours: it has a column of an Arrow extension type"
-        raise EnvironmentFault("corrupt_file", what, _RESTORE)
-    try:
-        footer = pq.read_metadata(file)
-        columns = footer.schema.to_arrow_schema()
-    except _UNREADABLE as error:
-        raise EnvironmentFault("corrupt_file", f"{path}: not a whole Parquet file ({error})", _RESTORE) from error
-    notes = footer.metadata or {}
+def _check_origin(path: Path, spec: Table, notes: Mapping[bytes, bytes], columns: pa.Schema) -> None:
+    """EnvironmentFault that names the file unless publish wrote it."""
     written = notes.get(b"geosweep_format", b"").decode(errors="replace")
     if written.isdigit() and int(written) > FORMAT_VERSION:
         what = f"{path}: written in format {written}, this geosweep reads {FORMAT_VERSION}"
         raise EnvironmentFault("newer_format", what, "upgrade geosweep: pip install --upgrade geosweep")
     if written != str(FORMAT_VERSION) or notes.get(b"geosweep_table", b"") != spec.name.encode():
-        raise EnvironmentFault("corrupt_file", f"{path}: not one of ours, or not of table {spec.name}", _RESTORE)
+        raise EnvironmentFault("corrupt_file", f"{path}: not one of ours, or not of table {spec.name}", RESTORE)
     if not columns.equals(spec.schema):
-        raise EnvironmentFault("corrupt_file", f"{path}: its columns are not those of table {spec.name}", _RESTORE)
-    return footer
+        raise EnvironmentFault("corrupt_file", f"{path}: its columns are not those of table {spec.name}", RESTORE)
+
+
+def refuse_extension_types(path: Path, file: BinaryIO) -> None:
+    """Raise EnvironmentFault (corrupt_file) for a file with Arrow extension types, before pyarrow opens it."""
+    if any(mark in _raw_footer(file) for mark in _EXTENSION_MARKS):
+        what = f"{path}: not one of ours: it has a column of an Arrow extension type"
+        raise EnvironmentFault("corrupt_file", what, RESTORE)
 
 
 def _raw_footer(file: BinaryIO) -> bytes:

@@ -25,8 +25,8 @@ from orchestrator.schema import FORMAT_VERSION, TABLES
 from orchestrator.store.durable import make_folder, storage_faults, write_new
 from trainers.errors import EnvironmentFault, InputError, nearest
 
-_FOLDERS = ("sweeps", "corpora", "checkpoints", "inbox", "leases", "temporary")
-_LATER_FOLDERS = ("tables", "export")  # made by the fold
+_FOLDERS = ("sweeps", "corpora", "checkpoints", "inbox", "tables", "export", "leases", "temporary")
+_LATER_FOLDERS = ("conflicts",)  # made by the fold
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,159}")
 _LEFTOVER_AGE_S = 86_400
 
@@ -54,6 +54,18 @@ class StoreLayout:
         if table not in TABLES:
             raise InputError(f"'{table}' is not a table of the store{nearest(table, TABLES)}")
         return self.root / "inbox" / table
+
+    def table(self, table: str) -> Path:
+        """The Delta table that the inbox of a table is folded into."""
+        return self.root / "tables" / self.inbox(table).name
+
+    def export(self, table: str) -> Path:
+        """One Parquet file of all rows, as of the last compaction."""
+        return self.root / "export" / f"{self.inbox(table).name}.parquet"
+
+    def conflicts(self, table: str) -> Path:
+        """Units that were put down under the key of a folded one, with another result."""
+        return self.root / "conflicts" / self.inbox(table).name
 
     def checkpoint(self, segment: str, tokens: int) -> Path:
         """The folder of the checkpoint that `segment` leaves at `tokens` tokens."""

@@ -18,15 +18,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.schema import SEGMENTS
+from orchestrator.sharing import HeldState
 from orchestrator.store.durable import storage_faults
-from orchestrator.store.inbox import list_units, publish, read_unit
+from orchestrator.store.inbox import publish
 from orchestrator.store.layout import StoreLayout
-from trainers.checkpoint import CheckpointManifest, read_curve, read_manifest
+from orchestrator.store.tables import read_rows
+from trainers.checkpoint import STATE, CheckpointManifest, read_curve, read_manifest
+
+REMOVED = "checkpoint_removed"  # kind of the event that says what was given up on purpose; its detail is the path
 
 
 class SegmentLike(Protocol):
-    """The part of a segment that its rows need (plan.Segment, legs.LegSegment)."""
+    """The part of a segment that its rows need (sharing.Segment, legs.LegSegment)."""
 
     @property
     def id(self) -> str: ...
@@ -41,16 +44,57 @@ class SegmentLike(Protocol):
 def segment_states(layout: StoreLayout) -> dict[str, str]:
     """How each segment in the store ended: committed or diverged. A failed one is to be tried again: not listed."""
     states: dict[str, str] = {}
-    for path in list_units(layout, "segments"):
-        for row in read_unit(path, SEGMENTS).select(["segment", "state"]).to_pylist():
-            if row["state"] != "failed" and states.get(row["segment"]) != "committed":
-                states[row["segment"]] = row["state"]
+    for row in read_rows(layout, "segments", ["segment", "state"]):
+        if row["state"] != "failed" and states.get(row["segment"]) != "committed":
+            states[row["segment"]] = row["state"]
     return states
 
 
 def is_committed(layout: StoreLayout, segment: SegmentLike) -> bool:
     """Whether the segment's last checkpoint is in the store."""
     return (layout.checkpoint(segment.id, segment.to_tokens) / "manifest.json").exists()
+
+
+def has_state(layout: StoreLayout, segment: SegmentLike) -> bool:
+    """Whether training can go on from the segment's last checkpoint: its optimizer state was not dropped."""
+    return (layout.checkpoint(segment.id, segment.to_tokens) / STATE).exists()
+
+
+def drop_stateless(layout: StoreLayout, segment: SegmentLike) -> None:
+    """Make room for the segment's last checkpoint where an earlier one lies whose state was dropped."""
+    if is_committed(layout, segment) and not has_state(layout, segment):
+        _remove_folder(layout, layout.checkpoint(segment.id, segment.to_tokens))
+
+
+def release(layout: StoreLayout, segment: SegmentLike, sweep: str) -> None:
+    """Remove the segment's last checkpoint; its rows stay, since it was made, and an event says that it is gone."""
+    folder = layout.checkpoint(segment.id, segment.to_tokens)
+    if folder.exists():
+        record_event(layout, REMOVED, sweep, segment.id, detail=str(folder.relative_to(layout.root)))
+        _remove_folder(layout, folder)
+
+
+def release_state(layout: StoreLayout, segment: SegmentLike, sweep: str) -> None:
+    """Remove the optimizer state of the segment's last checkpoint: nothing will train on from it."""
+    file = layout.checkpoint(segment.id, segment.to_tokens) / STATE
+    if file.exists():
+        record_event(layout, REMOVED, sweep, segment.id, detail=str(file.relative_to(layout.root)))
+        file.unlink(missing_ok=True)
+
+
+def held_states(layout: StoreLayout) -> list[HeldState]:
+    """Every checkpoint in the store that training can go on from, whichever sweep asked for it."""
+    return [
+        HeldState(segment=row["segment"], tokens=row["tokens"], history=row["history_digest"])
+        for row in read_rows(layout, "checkpoints", ["segment", "tokens", "path", "history_digest"])
+        if (layout.root / row["path"] / STATE).exists()
+    ]
+
+
+def checkpoint_digests(layout: StoreLayout) -> dict[str, str]:
+    """The digest of the checkpoint at each committed segment's end, also of those that are not kept."""
+    rows = read_rows(layout, "checkpoints", ["segment", "checkpoint"])
+    return {row["segment"]: row["checkpoint"] for row in rows}
 
 
 def recommit(layout: StoreLayout, segment: SegmentLike, attempt: int) -> bool:
@@ -122,12 +166,18 @@ def next_attempt(layout: StoreLayout, segment: str) -> int:
 
 
 def record_event(
-    layout: StoreLayout, kind: str, sweep: str, segment: str | None = None, attempt: int | None = None, detail: str = ""
+    layout: StoreLayout,
+    kind: str,
+    sweep: str,
+    segment: str | None = None,
+    attempt: int | None = None,
+    detail: str = "",
+    time: datetime | None = None,
 ) -> None:
-    """Store what happened, for people and for counting faults."""
+    """Store what happened, for people and for counting faults; time: now, unless given."""
     event = {
         "event": f"{kind}-{uuid.uuid4().hex[:16]}",
-        "time": datetime.now(UTC),
+        "time": time or datetime.now(UTC),
         "sweep": sweep,
         "trial": None,
         "segment": segment,
@@ -137,6 +187,12 @@ def record_event(
         "detail": detail,
     }
     publish(layout, "events", [event])
+
+
+def _remove_folder(layout: StoreLayout, folder: Path) -> None:
+    aside = layout.temporary()  # a folder half removed would be neither there nor free
+    folder.rename(aside)
+    shutil.rmtree(aside)
 
 
 def _rescues(layout: StoreLayout, segment: SegmentLike) -> list[int]:

@@ -8,20 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from evaluators.config import EVALUATOR_VERSIONS, settings_from
 from orchestrator.identity import canonical_json, digest, recipe_digest
 from orchestrator.plan import Evaluation, Plan, Trial
-from orchestrator.schema import ASKED, EVENTS
+from orchestrator.schema import ASKED
 from orchestrator.store.durable import make_folder, write_new
-from orchestrator.store.inbox import list_units, publish, read_unit
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.registry import record_event
+from orchestrator.store.tables import publish_once, read_rows
 from trainers.errors import InputError, nearest
 from trainers.scales import count_parameters, flops_per_token
 
+_TICK = timedelta(microseconds=1)
 IMPORTED = "# imported, not trained here: geosweep import\n"
 """First line of the file that stands for the sweep of an imported model."""
 
@@ -34,12 +36,14 @@ def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
     file = layout.sweep(plan.sweep, plan.revision)
     make_folder(file.parent)
     write_new(file, text.encode(), layout.temporary())
-    write_new(layout.plan(plan.sweep, plan.revision), _plan_json(plan).encode(), layout.temporary())
-    publish(layout, "trials", [_trial_row(plan, trial) for trial in plan.trials])
-    publish(layout, "chains", list(_chain_rows(plan)))
+    write_new(layout.plan(plan.sweep, plan.revision), plan_json(plan).encode(), layout.temporary())
+    publish_once(layout, "trials", [_trial_row(plan, trial) for trial in plan.trials])
+    publish_once(layout, "chains", list(_chain_rows(plan)))
     ask(layout, plan.sweep, plan.revision, plan.evaluations)
     if current_revision(layout, plan.sweep) != plan.revision:
-        record_event(layout, "sweep_submitted", plan.sweep, detail=plan.revision)
+        # The newest time counts, so a clock that was set back meanwhile must not make this the older one.
+        time = max([datetime.now(UTC), *(row["time"] + _TICK for row in _submissions(layout))])
+        record_event(layout, "sweep_submitted", plan.sweep, detail=plan.revision, time=time)
 
 
 def ask(layout: StoreLayout, sweep: str, revision: str, evaluations: Iterable[Evaluation]) -> None:
@@ -49,17 +53,13 @@ def ask(layout: StoreLayout, sweep: str, revision: str, evaluations: Iterable[Ev
         units.setdefault((evaluation.evaluator, evaluation.settings_digest), []).append(evaluation)
     for unit in units.values():
         request = digest(sorted(evaluation.segment for evaluation in unit))[:16]
-        publish(layout, "asked", [_asked_row(sweep, revision, evaluation, request) for evaluation in unit])
+        publish_once(layout, "asked", [_asked_row(sweep, revision, evaluation, request) for evaluation in unit])
 
 
 def asked_evaluations(layout: StoreLayout, sweep: str, revision: str) -> list[Evaluation]:
     """Every evaluation that a revision asks for: those of its file, and those that `geosweep eval` added later."""
-    rows = [
-        row
-        for path in list_units(layout, "asked")
-        for row in read_unit(path, ASKED).to_pylist()
-        if (row["sweep"], row["revision"]) == (sweep, revision)
-    ]
+    asked = read_rows(layout, "asked", ASKED.names)
+    rows = [row for row in asked if (row["sweep"], row["revision"]) == (sweep, revision)]
     return [
         Evaluation(
             segment=row["segment"],
@@ -76,7 +76,7 @@ def asked_evaluations(layout: StoreLayout, sweep: str, revision: str) -> list[Ev
 
 def current_revision(layout: StoreLayout, sweep: str) -> str | None:
     """The revision of a sweep that was submitted last; None if it never was."""
-    return _submitted(layout).get(sweep)
+    return current_revisions(layout).get(sweep)
 
 
 def stored_sweep(layout: StoreLayout, sweep: str) -> Path:
@@ -86,7 +86,7 @@ def stored_sweep(layout: StoreLayout, sweep: str) -> Path:
 
 def require_revision(layout: StoreLayout, sweep: str) -> str:
     """The revision of a sweep that was submitted last; InputError with the nearest name if the store has none."""
-    submitted = _submitted(layout)
+    submitted = current_revisions(layout)
     if sweep not in submitted:
         raise InputError(
             f"store {layout.root} has no sweep '{sweep}'{nearest(sweep, submitted)}",
@@ -95,23 +95,31 @@ def require_revision(layout: StoreLayout, sweep: str) -> str:
     return submitted[sweep]
 
 
-def _submitted(layout: StoreLayout) -> dict[str, str]:
-    rows = [
-        row
-        for path in list_units(layout, "events")
-        if path.name.startswith("sweep_submitted-")
-        for row in read_unit(path, EVENTS).to_pylist()
-    ]
-    return {row["sweep"]: row["detail"] for row in sorted(rows, key=lambda row: row["time"])}
+def segments_of_other_sweeps(layout: StoreLayout, sweep: str) -> frozenset[str]:
+    """Every segment that a trial of another sweep in the store, in any revision, trains or trained through."""
+    chains = read_rows(layout, "chains", ["sweep", "segment"])
+    return frozenset(row["segment"] for row in chains if row["sweep"] != sweep)
 
 
-def _plan_json(plan: Plan) -> str:
+def current_revisions(layout: StoreLayout) -> dict[str, str]:
+    """The revision of each sweep that was submitted last."""
+    return {row["sweep"]: row["detail"] for row in sorted(_submissions(layout), key=lambda row: row["time"])}
+
+
+def _submissions(layout: StoreLayout) -> list[dict[str, Any]]:
+    events = read_rows(layout, "events", ["time", "kind", "sweep", "detail"])
+    return [row for row in events if row["kind"] == "sweep_submitted"]
+
+
+def plan_json(plan: Plan) -> str:
+    """The filled plan as the store keeps it; `changes` compares a later one with it."""
     trials = [
         {
             "trial": trial.id,
             "grids": list(trial.grids),
             "varied": dict(trial.varied),
             "chain": list(trial.chain),
+            "checkpoints": list(trial.checkpoints),
             "recipe": trial.recipe.model_dump(mode="json"),
             "sources": dict(trial.sources),
         }
@@ -156,6 +164,7 @@ def _trial_row(plan: Plan, trial: Trial) -> dict[str, Any]:
 
 def _chain_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     for trial in plan.trials:
+        asked = set(trial.checkpoints)
         for position, id in enumerate(trial.chain):
             segment = plan.segment_by_id[id]
             yield {
@@ -167,6 +176,7 @@ def _chain_rows(plan: Plan) -> Iterator[dict[str, Any]]:
                 "parent": segment.parent,
                 "from_tokens": segment.from_tokens,
                 "to_tokens": segment.to_tokens,
+                "asked": id in asked,
             }
 
 

@@ -1,0 +1,1 @@
+"""One page, and single figures, that show what a sweep found."""
