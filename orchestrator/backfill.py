@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -70,21 +70,26 @@ def evaluate_sweep(root: Path, sweep: str, request: Request, screen: Screen, *, 
     with only_driver(layout):
         known = asked_evaluations(layout, sweep, revision)
         settings = _settings(root, sweep, request, known)
-        new = _not_yet_asked(settings, _places(root, sweep, request.at), known)
+        committed = {id for id, state in registry.segment_states(layout).items() if state == "committed"}
+        places = [p for p in _places(root, sweep, request.at) if not _is_gone(layout, p, committed)]
+        new = _not_yet_asked(settings, places, known)
         chosen = [e for e in [*known, *new] if not settings or e.settings in settings]
         require(root, sweep, read_by(chosen))
         ask(layout, sweep, revision, new)
-        return _session(layout, sweep, chosen, request.retry_failed, screen, actors)
+        ledger = Ledger(layout, chosen, retry_failed=request.retry_failed)
+        return _session(layout, sweep, ledger, committed, screen, actors)
+
+
+def _is_gone(layout: StoreLayout, place: _Place, committed: Collection[str]) -> bool:
+    """Whether the checkpoint was there and was not kept: nothing new can be asked of it."""
+    return place.segment in committed and not layout.checkpoint(place.segment, place.tokens).exists()
 
 
 def _session(
-    layout: StoreLayout, sweep: str, chosen: Sequence[Evaluation], retry_failed: bool, screen: Screen, actors: int
+    layout: StoreLayout, sweep: str, ledger: Ledger, committed: Collection[str], screen: Screen, actors: int
 ) -> SessionEnd:
     from cluster.connect import local_ray
 
-    states = registry.segment_states(layout)
-    committed = {id for id, state in states.items() if state == "committed"}
-    ledger = Ledger(layout, chosen, retry_failed=retry_failed)
     failures: dict[str, str] = {}
     stopping = threading.Event()
     owed = len(ledger.owed(committed))
@@ -174,7 +179,7 @@ def _places(root: Path, sweep: str, at: Literal["every", "last"]) -> list[_Place
     with Store(root) as store:
         sql = """
             select trial, segment, to_tokens as tokens from chains join latest using (sweep, revision)
-            where sweep = ? order by trial, position"""
+            where sweep = ? and asked order by trial, position"""
         every = [_Place(**row) for row in store.sql(sql, [sweep]).rows()]
     chosen = every if at == "every" else list({place.trial: place for place in every}.values())
     return list({place.segment: place for place in chosen}.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,15 @@ def test_request_that_cannot_be_met_is_refused_before_anything_is_asked(
     with pytest.raises(InputError) as caught:
         evaluate_sweep(store_root, "small", request_, NoScreen())
     assert says in str(caught.value)
+    assert rows(layout, "select * from asked") == []
+
+
+def test_nothing_new_is_asked_of_a_checkpoint_that_was_not_kept(store_root: Path) -> None:
+    layout = trained_store(store_root, evaluations=[])
+    for row in rows(layout, "select path from checkpoints"):
+        shutil.rmtree(layout.root / row["path"])
+    end = evaluate_sweep(store_root, "small", Request(evaluators=("geometry",)), NoScreen())
+    assert (end.evaluated, end.complete) == (0, True)
     assert rows(layout, "select * from asked") == []
 
 
