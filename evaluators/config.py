@@ -82,13 +82,14 @@ class LossSettings(_Settings):
     """Token loss and bits per byte on every evaluation set of a suite.
 
     suite               name of the suite; a prepared corpus is a suite of that name
-    tokens_per_domain   tokens read from the start of each held-out split; a whole number of sequences
+    tokens_per_domain   tokens read from the start of each held-out split, a whole number of sequences; None: all that
+                        fill one
     sequence_tokens     length of a sequence; None: the model's context
     """
 
     evaluator: Literal["loss"] = "loss"
     suite: str
-    tokens_per_domain: PositiveInt = 8192
+    tokens_per_domain: PositiveInt | None = 8192
     sequence_tokens: Annotated[int, Field(ge=2, strict=True)] | None = None
 
     @property

@@ -210,6 +210,8 @@ def _losses(
     for suite in (texts.target, texts.retained):
         asked = LossSettings(suite=suite.name, tokens_per_domain=settings.tokens_per_domain)
         found += [v for v in suite_losses(network, suite, asked, context, device) if v.metric == "loss"]
+    if unknown := [str(v.convention["undefined"]) for v in found if v.value is None]:
+        raise InputError(f"finetune on '{settings.domain}': no loss, nothing was evaluated", unknown)
     return found
 
 

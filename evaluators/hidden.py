@@ -55,7 +55,9 @@ def hidden_geometry(
     context    longest sequence of the model, in tokens
     raises     InputError if the settings do not fit the model or the corpus, or a state is nan or inf
     """
-    domain = settings.domain or suite.manifest.mix[0]
+    domain = settings.domain or next(iter(suite.manifest.mix), None)
+    if domain is None:
+        raise InputError(f"suite '{suite.name}': domain: missing; it has no pre-training mix to take one from")
     tokens = settings.sequence_tokens or context
     ids_ST = _sequences(suite, domain, settings, tokens, context)
     network = network.to(device).eval()

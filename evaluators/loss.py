@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,28 +49,30 @@ class TextCounts:
 def suite_losses(
     network: PreTrainedModel, suite: Suite, settings: LossSettings, context: int, device: str
 ) -> list[MetricValue]:
-    """Token loss and bits per byte of every evaluation set.
+    """Token loss and bits per byte of every evaluation set; of a published suite, of its sources too.
 
-    context    tokens of a sequence; the model's own
+    context    tokens of a sequence, at most the model's own
     raises     InputError if tokens_per_domain is not a whole number of contexts, a split has fewer tokens, or a loss is
                not finite
     """
     _check_lengths(suite, settings, context)
     pieces = token_bytes(load_tokenizer(suite.folder))
     network = network.to(device).eval()
-    return [value for one in suite.sets for value in _set_values(network, suite, one, settings, context, pieces)]
+    values = [value for one in suite.sets for value in _set_values(network, suite, one, settings, context, pieces)]
+    return [*values, *_source_values(suite, values)]
 
 
 def _check_lengths(suite: Suite, settings: LossSettings, context: int) -> None:
+    if not suite.sets:
+        raise InputError(f"suite '{suite.name}': no evaluation set, nothing was evaluated")
     asked = settings.tokens_per_domain
+    if asked is None:
+        return
     problems = [
         f"{one.domain}: {asked:,} tokens asked for, its held-out split has {one.tokens:,}"
         for one in suite.sets
         if one.tokens < asked
     ]
-    problems += [f"{one.domain}: its held-out split is one document" for one in suite.sets if one.documents < 2]
-    if not suite.sets:
-        raise InputError(f"suite '{suite.name}': no evaluation set, nothing was evaluated")
     if asked % context:
         near = [tokens for tokens in (asked - asked % context, asked + context - asked % context) if tokens]
         problems.append(f"{asked:,} is not a whole number of contexts of {context}; near: {near}")
@@ -79,7 +81,7 @@ def _check_lengths(suite: Suite, settings: LossSettings, context: int) -> None:
         raise InputError(
             f"suite '{suite.name}': tokens_per_domain does not fit, nothing was evaluated",
             problems,
-            f"the longest that every domain has is {longest:,}",
+            f"the longest that every domain has is {longest:,}; null takes all that each has",
         )
 
 
@@ -91,20 +93,24 @@ def _set_values(
     context: int,
     pieces: tuple[bytes, ...] | None,
 ) -> list[MetricValue]:
-    ids_ST = open_split(suite.folder, one.domain, "heldout").read(0, settings.tokens_per_domain).reshape(-1, context)
-    losses_N = sequence_losses(network, ids_ST)
-    if not np.isfinite(losses_N).all():
-        raise InputError(f"{one.domain}: {np.count_nonzero(~np.isfinite(losses_N)):,} token losses are nan or inf")
-    n, nats = len(losses_N), float(losses_N.sum())
+    tokens = settings.tokens_per_domain or one.tokens // context * context
     convention: dict[str, Plain] = {
         "suite": suite.name,
         "corpus_digest": suite.manifest.digest,
         "in_distribution": one.in_distribution,
+        "contamination": suite.contamination,
         "context": context,
-        "sequences": len(ids_ST),
+        "sequences": tokens // context,
         "predictions": "tokens 2 to context of each sequence; documents packed",
         "logits": "every vocabulary row, padding included; float32",
     }
+    if (reason := _too_little(one, context)) is not None:
+        return _undefined(one, {**convention, "undefined": reason})
+    ids_ST = open_split(suite.folder, one.domain, "heldout").read(0, tokens).reshape(-1, context)
+    losses_N = sequence_losses(network, ids_ST)
+    if not np.isfinite(losses_N).all():
+        raise InputError(f"{one.domain}: {np.count_nonzero(~np.isfinite(losses_N)):,} token losses are nan or inf")
+    n, nats = len(losses_N), float(losses_N.sum())
     counts = None if pieces is None else text_counts(ids_ST[:, 1:], pieces)
     if counts is not None:
         convention |= {"bytes": counts.bytes, "characters": counts.characters, "words": counts.words}
@@ -112,6 +118,50 @@ def _set_values(
     return [
         metric_value("loss", nats / n, **named, convention=convention),
         _bits_per_byte(nats, counts, named, convention),
+    ]
+
+
+def _too_little(one: EvaluationSet, context: int) -> str | None:
+    """Why a domain has no loss; one document says nothing of its domain."""
+    if one.documents < 2:
+        return f"domain '{one.domain}' has one held-out document"
+    return f"domain '{one.domain}' has {one.tokens} tokens, less than one sequence" if one.tokens < context else None
+
+
+def _undefined(one: EvaluationSet, convention: Mapping[str, Plain]) -> list[MetricValue]:
+    named: Mapping[str, Any] = {"dataset": one.domain, "split": one.split, "n": 0}
+    return [metric_value(name, None, **named, convention=convention) for name in ("loss", "bits_per_byte")]
+
+
+def _source_values(suite: Suite, values: Sequence[MetricValue]) -> list[MetricValue]:
+    """Over the domains of each source, and over all: every token counts alike (loss), every domain (loss_by_domain)."""
+    if not suite.published:
+        return []
+    losses = [v for v in values if v.metric == "loss" and v.value is not None]
+    sources = dict.fromkeys(str(v.dataset).partition("/")[0] for v in losses)
+    groups = {source: [v for v in losses if str(v.dataset).startswith(f"{source}/")] for source in sources}
+    if len(groups) > 1:
+        groups[f"all of {suite.name}"] = losses
+    return [value for name, members in groups.items() for value in _averages(name, members)]
+
+
+def _averages(name: str, members: Sequence[MetricValue]) -> list[MetricValue]:
+    known = [(v.value, v.n, v.convention) for v in members if v.value is not None and v.n]
+    n = sum(count for _, count, _ in known)
+    nats = sum(value * count for value, count, _ in known)
+    shared = ("suite", "corpus_digest", "contamination", "context", "predictions", "logits")
+    convention: dict[str, Plain] = {key: known[0][2][key] for key in shared} | {"domains": len(known)}
+    counts = None
+    if all("bytes" in c for _, _, c in known):
+        sums = {key: sum(int(c[key] or 0) for _, _, c in known) for key in ("bytes", "characters", "words")}
+        counts = TextCounts(**sums)
+        convention |= sums
+    named: Mapping[str, Any] = {"dataset": name, "split": "heldout", "n": n}
+    by_domain: Mapping[str, Any] = {**named, "n": len(known)}
+    return [
+        metric_value("loss", nats / n, **named, convention=convention),
+        _bits_per_byte(nats, counts, named, convention),
+        metric_value("loss_by_domain", sum(v for v, _, _ in known) / len(known), **by_domain, convention=convention),
     ]
 
 

@@ -133,6 +133,7 @@ _GEOMETRY = (
 
 _LOSSES = (
     _lower("loss", "nats/token", "Shannon 1948", "mean of -ln p over the predicted tokens"),
+    _lower("loss_by_domain", "nats/token", "Magnusson et al. 2023 (Paloma)", "mean over the domains of their losses"),
     _lower(
         "bits_per_byte",
         "bits/byte",

@@ -430,7 +430,7 @@ def _losses(
             convention={**value.convention, "precision": settings.precision},
         )
         for value in suite_losses(network, suite, asked, context, device)
-        if value.metric == "loss"
+        if value.metric == "loss" and value.value is not None
     ]
 
 

@@ -5,7 +5,7 @@ in    a suite's name, the folder of prepared corpora, and what the checkpoint wa
 out   the held-out splits of that corpus, each marked as in or out of the training distribution
 not   torch; a suite never holds text that a model trained on
 
-A prepared corpus is a suite of the same name.
+A prepared corpus is a suite of the same name; a published suite (trainers.corpus.SUITES) is a corpus all held out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainers.config import Data, Imported
+from trainers.corpus import SuiteText
 from trainers.errors import InputError
 from trainers.tokens import Manifest, read_manifest, tokenizer_identity
 
@@ -38,6 +39,17 @@ class Suite:
     folder: Path
     manifest: Manifest
     sets: tuple[EvaluationSet, ...]
+
+    @property
+    def published(self) -> bool:
+        """Whether it is a published suite, whose domains are called source/domain."""
+        return isinstance(self.manifest.settings.text, SuiteText)
+
+    @property
+    def contamination(self) -> str | None:
+        """Who may have trained on this text, as far as is known; None where the splits share no document."""
+        text = self.manifest.settings.text
+        return text.contamination if isinstance(text, SuiteText) else None
 
 
 def open_suite(name: str, corpora: Path, trained_on: Data | Imported) -> Suite:

@@ -116,12 +116,15 @@ def plan(
 
 @data.command("prepare")
 def data_prepare(
-    source: Annotated[str, typer.Argument(help="builtin, hf:OWNER/NAME, or a Parquet, JSONL or text file or folder")],
+    source: Annotated[
+        str, typer.Argument(help="builtin, pile-10k, paloma, dolma-100-code, hf:OWNER/NAME, or a file or folder")
+    ],
     name: Annotated[str | None, typer.Option(help="name of the corpus in the store; default: from the source")] = None,
     tokenizer: Tokenizer = None,
     vocab_size: Annotated[int | None, typer.Option(help="entries of a tokenizer that is trained here")] = None,
     text_column: Annotated[str | None, typer.Option(help="column that holds the text")] = None,
     domain_column: Annotated[str | None, typer.Option(help="column that names the domain")] = None,
+    copy: Annotated[Path | None, typer.Option("--from", help="folder with a copy of a published suite")] = None,
     again: Annotated[bool, typer.Option("--again", help="make it anew even if it is there")] = False,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
@@ -134,6 +137,7 @@ def data_prepare(
         vocab_size=vocab_size,
         text_column=text_column,
         domain_column=domain_column,
+        copy=copy,
     )
     manifest = prepare_corpus(source, store, name, settings, again=again, say=out.print)
     train = sum(split.tokens for split in manifest.splits if split.role == "mix" and split.split == "train")

@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.plan import Evaluation, Plan
 from orchestrator.presets import CorpusFacts
 from orchestrator.store.layout import create_or_open
-from trainers.corpus import SourceText
+from trainers.corpus import SUITES, SourceText, SuiteText
 from trainers.errors import InputError
 from trainers.tokens import (
     Manifest,
@@ -75,7 +75,13 @@ def require(root: Path, sweep: str, names: Mapping[str, str]) -> None:
 
 
 def settings_of(
-    source: str, *, tokenizer: str | None, vocab_size: int | None, text_column: str | None, domain_column: str | None
+    source: str,
+    *,
+    tokenizer: str | None,
+    vocab_size: int | None,
+    text_column: str | None,
+    domain_column: str | None,
+    copy: Path | None = None,
 ) -> Settings:
     """The source's default settings with what the caller chose; InputError where a choice does not apply."""
     settings = default_settings(source)
@@ -96,6 +102,10 @@ def settings_of(
         if not isinstance(settings.text, SourceText):
             raise InputError("--text-column and --domain-column are for sources with columns; 'builtin' has none")
         changes["text"] = settings.text.model_copy(update=columns)
+    if copy is not None:
+        if not isinstance(settings.text, SuiteText):
+            raise InputError(f"--from is for a published suite: {', '.join(SUITES)}; '{source}' is none")
+        changes["text"] = settings.text.model_copy(update={"repository": str(copy)})
     return Settings.model_validate({**dict(settings), **changes})
 
 

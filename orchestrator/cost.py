@@ -13,7 +13,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluators.config import EvaluatorSettings, GeometrySettings, LossSettings, QuantizeSettings
+from evaluators.config import (
+    EvaluatorSettings,
+    FinetuneSettings,
+    GeometrySettings,
+    HiddenSettings,
+    LossSettings,
+    QuantizeSettings,
+)
 from orchestrator.machines import Device
 from orchestrator.plan import Evaluation, Plan
 from orchestrator.retention import kept
@@ -202,8 +209,10 @@ def _geometry_flops(model: Model, _settings: GeometrySettings, _domains: Mapping
     return 4.0 * model.vocab_rows * model.hidden_size**2 + 9.0 * model.hidden_size**3
 
 
-def _loss_flops(model: Model, settings: LossSettings, domains: Mapping[str, int]) -> float:
-    """The forward pass: a third of training on the same tokens."""
+def _loss_flops(model: Model, settings: LossSettings, domains: Mapping[str, int]) -> float | None:
+    """The forward pass: a third of training on the same tokens; None where all the text of a suite is read."""
+    if settings.tokens_per_domain is None:
+        return None
     return flops_per_token(model) / 3 * settings.tokens_per_domain * domains.get(settings.suite, 1)
 
 
@@ -217,8 +226,22 @@ def _quantize_flops(model: Model, settings: QuantizeSettings, domains: Mapping[s
     return losses + bits * settings.calibration_sequences * model.context * (2 * forward + hessians)
 
 
-_EVALUATION_FLOPS: Mapping[str, Callable[[Model, Any, Mapping[str, int]], float]] = {
+def _hidden_flops(model: Model, settings: HiddenSettings, _domains: Mapping[str, int]) -> float:
+    """The forward pass over the sample; the geometry of so few rows is small beside it."""
+    return flops_per_token(model) / 3 * settings.sequences * (settings.sequence_tokens or model.context)
+
+
+def _finetune_flops(model: Model, settings: FinetuneSettings, _domains: Mapping[str, int]) -> float:
+    """Training once a learning rate, and the losses on target and retained text before and after."""
+    trained = settings.tokens * len(settings.learning_rates)
+    measured = 2 * settings.tokens_per_domain * (1 + len(settings.learning_rates))
+    return flops_per_token(model) * (trained + measured / 3)
+
+
+_EVALUATION_FLOPS: Mapping[str, Callable[[Model, Any, Mapping[str, int]], float | None]] = {
     "geometry": _geometry_flops,
+    "hidden": _hidden_flops,
     "loss": _loss_flops,
+    "finetune": _finetune_flops,
     "quantize": _quantize_flops,
 }

@@ -165,6 +165,7 @@ def _submit(layout: StoreLayout, sweep: str, chain: Sequence[Place], manifests: 
 def _chain_row(position: int, place: Place) -> dict[str, Any]:
     return {
         "position": position,
+        "asked": True,
         "segment": place.id,
         "parent": None,
         "from_tokens": place.from_tokens,

@@ -16,7 +16,7 @@ import inspect
 import platform
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -84,6 +84,25 @@ class SourceText(Frozen):
     heldout_percent: Percent
 
 
+class SuiteText(Frozen):
+    """A published collection of evaluation sets: read whole, all of it held out, never trained on.
+
+    repository     id on the Hugging Face hub, or a folder with a copy of it
+    parts          its configurations, each a source of its own; empty: the one that it has
+    hub_split      split of every part
+    text_column    column that holds the text
+    domain_path    where a row says its domain: a column, or a column and a field inside; none there: the part's name
+    contamination  who may have trained on this text; kept beside every number
+    """
+
+    repository: str
+    parts: tuple[str, ...]
+    hub_split: str
+    text_column: str
+    domain_path: tuple[str, ...]
+    contamination: str
+
+
 # Evaluation sets are small, so a third or a half of each is held out; of the mix, 5 % are 270,000 tokens.
 BUILTIN_TEXT = BuiltinText(
     domains=(
@@ -100,7 +119,48 @@ BUILTIN_TEXT = BuiltinText(
 SOURCE_TEXT = SourceText(text_column="text", domain_column=None, hub_split="train", max_bytes=None, heldout_percent=5)
 
 
-def read_documents(source: str, settings: BuiltinText | SourceText) -> Iterator[Document]:
+_PALOMA_PARTS = (
+    "4chan_meta_sep",
+    "c4_100_domains",
+    "c4_en",
+    "dolma-v1_5",
+    "dolma_100_programing_languages",
+    "dolma_100_subreddits",
+    "falcon-refinedweb",
+    "gab",
+    "m2d2_s2orc_unsplit",
+    "m2d2_wikipedia_unsplit",
+    "manosphere_meta_sep",
+    "mc4",
+    "ptb",
+    "redpajama",
+    "twitterAAE_HELM_fixed",
+    "wikitext_103",
+)
+_PALOMA = SuiteText(
+    repository="allenai/paloma",
+    parts=_PALOMA_PARTS,
+    hub_split="val",
+    text_column="text",
+    domain_path=("subdomain",),
+    contamination="Paloma removes its text from the training data of its own baselines only; others may hold it",
+)
+SUITES: Mapping[str, SuiteText] = {
+    "pile-10k": SuiteText(
+        repository="NeelNanda/pile-10k",
+        parts=(),
+        hub_split="train",
+        text_column="text",
+        domain_path=("meta", "pile_set_name"),
+        contamination="the first 10,000 documents of the Pile: training text of every model trained on the Pile",
+    ),
+    "paloma": _PALOMA,
+    "dolma-100-code": _PALOMA.model_copy(update={"parts": ("dolma_100_programing_languages",)}),
+}
+"""Published suites that `geosweep data prepare` knows by name."""
+
+
+def read_documents(source: str, settings: BuiltinText | SourceText | SuiteText) -> Iterator[Document]:
     """All documents of a source, lazily, in a fixed order, without exact duplicates across all its domains.
 
     Keeps 32 bytes of memory per document to find duplicates.
@@ -108,6 +168,8 @@ def read_documents(source: str, settings: BuiltinText | SourceText) -> Iterator[
     """
     if isinstance(settings, BuiltinText):
         return _builtin_documents(settings)
+    if isinstance(settings, SuiteText):
+        return _suite_documents(source, settings)
     return _source_documents(source, settings)
 
 
@@ -415,15 +477,49 @@ def _source_documents(source: str, settings: SourceText) -> Iterator[Document]:
             return
 
 
+def _suite_documents(source: str, settings: SuiteText) -> Iterator[Document]:
+    """Domains are called part/domain, so that both ways to average over them stay open."""
+    seen: set[bytes] = set()
+    for part in settings.parts or (source,):
+        config = part if settings.parts else None
+        for row in _dataset_rows(settings.repository, config, settings.hub_split):
+            text = _text_of_row(row, source, settings.text_column)
+            if text.strip() and _new(text, seen) is not None:
+                yield Document(
+                    text=text,
+                    domain=f"{part}/{_domain_of_row(row, settings.domain_path) or part}",
+                    role="ood",
+                    split="heldout",
+                    source=f"{settings.repository}: {part}",
+                    licence="as its source states",
+                )
+
+
+def _domain_of_row(row: Mapping[str, Any], path: Sequence[str]) -> str | None:
+    """What the row says, or None where it says nothing."""
+    found: Any = row
+    for name in path:
+        if not isinstance(found, Mapping) or found.get(name) is None:
+            return None
+        found = found[name]
+    return str(found)
+
+
 def _text_column(row: Mapping[str, Any], source: str, settings: SourceText) -> str:
-    for field, column in (("text_column", settings.text_column), ("domain_column", settings.domain_column)):
-        if column is not None and column not in row:
-            raise InputError(f"{source}: nothing was read", [f"{field}: no column '{column}'{nearest(column, row)}"])
-    text = row[settings.text_column]
+    column = settings.domain_column
+    if column is not None and column not in row:
+        raise InputError(f"{source}: nothing was read", [f"domain_column: no column '{column}'{nearest(column, row)}"])
+    return _text_of_row(row, source, settings.text_column)
+
+
+def _text_of_row(row: Mapping[str, Any], source: str, column: str) -> str:
+    if column not in row:
+        raise InputError(f"{source}: nothing was read", [f"text_column: no column '{column}'{nearest(column, row)}"])
+    text = row[column]
     if text is None:
         return ""
     if not isinstance(text, str):
-        problem = f"text_column: '{settings.text_column}' holds {type(text).__name__}, text is needed"
+        problem = f"text_column: '{column}' holds {type(text).__name__}, text is needed"
         raise InputError(f"{source}: nothing was read", [problem], f"columns: {', '.join(sorted(row))}")
     return text
 
@@ -468,13 +564,18 @@ def _files_by_loader(path: Path) -> dict[str, list[str]]:
 
 def _hub_rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:
     """Rows of "hf:OWNER/NAME" or, with a configuration, "hf:OWNER/NAME/CONFIG"."""
+    parts = source.removeprefix("hf:").split("/")
+    return _dataset_rows("/".join(parts[:2]), "/".join(parts[2:]) or None, split)
+
+
+def _dataset_rows(name: str, config: str | None, split: str) -> Iterator[Mapping[str, Any]]:
+    """Rows of a data set of the hub, or of a folder that holds a copy of one."""
     from datasets import load_dataset
 
-    parts = source.removeprefix("hf:").split("/")
-    name, config = "/".join(parts[:2]), "/".join(parts[2:]) or None
     try:
         yield from load_dataset(name, config, split=split, streaming=True)
     except (OSError, ValueError) as error:  # not found, gated, no such configuration or split, no network
+        source = name if Path(name).is_dir() else f"hf:{name}"
         raise InputError(
             f"{source}: dataset '{name}', configuration '{config or 'default'}', split '{split}' cannot be read",
             [f"{type(error).__name__}: {error}"],

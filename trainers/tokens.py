@@ -36,11 +36,13 @@ from trainers.config import Count, Frozen, NonNegative, PositiveInt
 from trainers.corpus import (
     BUILTIN_TEXT,
     SOURCE_TEXT,
+    SUITES,
     BuiltinText,
     Document,
     Role,
     SourceText,
     SplitName,
+    SuiteText,
     read_documents,
 )
 from trainers.errors import EnvironmentFault, InputError
@@ -70,7 +72,7 @@ class Settings(Frozen):
     shard_tokens   most tokens in one file
     """
 
-    text: BuiltinText | SourceText
+    text: BuiltinText | SourceText | SuiteText
     tokenizer: TrainedTokenizer | str
     shard_tokens: PositiveInt
 
@@ -323,7 +325,7 @@ def _sha256(path: Path) -> str:
 def default_settings(source: str) -> Settings:
     """What `geosweep data prepare SOURCE` takes where the caller names nothing else."""
     return Settings(
-        text=BUILTIN_TEXT if source == "builtin" else SOURCE_TEXT,
+        text=BUILTIN_TEXT if source == "builtin" else SUITES.get(source, SOURCE_TEXT),
         # 2,000 entries: the model pads its rows to 2,048, and the embeddings of the smallest scales stay small
         tokenizer=TrainedTokenizer(vocab_size=2000, sample_bytes=4_000_000),
         shard_tokens=2**26,
@@ -340,8 +342,8 @@ def prepare(
 ) -> Manifest:
     """Make the corpus of a source in a folder, or find that it is already there.
 
-    source      "builtin", "hf:OWNER/NAME" or "hf:OWNER/NAME/CONFIG", or the path of a text, JSONL or
-                Parquet file or of a folder of them
+    source      "builtin", the name of a published suite (corpus.SUITES), "hf:OWNER/NAME" or "hf:OWNER/NAME/CONFIG", or
+                the path of a text, JSONL or Parquet file or of a folder of them
     corpus_dir  its last part is the corpus's name
     settings    None: default_settings(source)
     again       make it again, although it is there; several processes may call this at once, then one works
@@ -415,6 +417,11 @@ def _remove_old_files(corpus_dir: Path) -> None:
 
 
 def _write_corpus(source: str, corpus_dir: Path, settings: Settings, progress: Callable[[str], None]) -> Manifest:
+    if isinstance(settings.text, SuiteText) and isinstance(settings.tokenizer, TrainedTokenizer):
+        raise InputError(
+            f"{source}: a suite of evaluation sets teaches no tokenizer, nothing was written",
+            next_step="give that of the models: --tokenizer STORE/corpora/NAME/tokenizer.json",
+        )
     documents: Iterator[Document] = read_documents(source, settings.text)
     if isinstance(settings.tokenizer, TrainedTokenizer):
         sample = list(_head_of_mix(documents, settings.tokenizer.sample_bytes))
@@ -433,7 +440,7 @@ def _write_corpus(source: str, corpus_dir: Path, settings: Settings, progress: C
         end_of_text=end_of_text,
     )
     splits = _write_splits(documents, tokenizer, record, corpus_dir, settings.shard_tokens, progress)
-    _refuse_empty_splits(source, splits)
+    _refuse_empty_splits(source, splits, settings)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=corpus_dir.name,
@@ -449,11 +456,11 @@ def _write_corpus(source: str, corpus_dir: Path, settings: Settings, progress: C
     return manifest
 
 
-def _refuse_empty_splits(source: str, splits: Sequence[Split]) -> None:
+def _refuse_empty_splits(source: str, splits: Sequence[Split], settings: Settings) -> None:
     if not splits:
         raise InputError(f"{source}: no text found; nothing was written")
     have = {(split.domain, split.split) for split in splits}
-    names: tuple[SplitName, ...] = ("train", "heldout")
+    names: tuple[SplitName, ...] = ("heldout",) if isinstance(settings.text, SuiteText) else ("train", "heldout")
     missing = [(s.domain, name) for s in splits for name in names if (s.domain, name) not in have]
     if missing:
         raise InputError(
