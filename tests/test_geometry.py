@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from IsoScore.IsoScore import IsoScore
 from numpy.typing import NDArray
 
 from evaluators.config import GeometrySettings
@@ -292,6 +293,16 @@ def isoscore_step_by_step(points: NDArray[np.float64]) -> float:
     defect = np.linalg.norm(normalised - 1.0) / math.sqrt(2.0 * (n - math.sqrt(n)))
     share = (n - defect**2 * (n - math.sqrt(n))) ** 2 / n**2
     return (n * share - 1.0) / (n - 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+@pytest.mark.parametrize("shape", [(400, 12), (2000, 64), (30, 20)])
+def test_isoscore_is_that_of_the_authors_package(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(shape[1])
+    points = rng.normal(size=shape) * np.linspace(0.1, 3, shape[1]) + rng.normal(size=shape[1])
+    theirs = float(IsoScore(torch.from_numpy(points)))
+    # the package counts in float32 from its constants on
+    assert measured(points)["isoscore"] == pytest.approx(theirs, rel=1e-5, abs=1e-6)
 
 
 def test_isoscore_is_what_the_steps_of_the_paper_give() -> None:

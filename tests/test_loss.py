@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from evaluators.config import LossSettings
 from evaluators.loss import sequence_losses, suite_losses, text_counts, token_bytes
-from evaluators.suites import open_suite
+from evaluators.suites import only, open_suite
 from trainers.config import Data
 from trainers.corpus import SourceText
 from trainers.errors import InputError
@@ -82,6 +82,12 @@ def test_losses_are_those_of_the_whole_logits(network: torch.nn.Module, sequence
     assert found.shape == (sequences * (CONTEXT - 1),)
     np.testing.assert_allclose(found, expected.numpy(), rtol=2e-5, atol=1e-5)
     assert found.mean() == pytest.approx(float(labelled), rel=1e-5)
+
+
+def test_suite_without_an_evaluation_set_is_refused(network: torch.nn.Module, corpora: Path) -> None:
+    nothing = only(open_suite("lib", corpora, data_of(corpora)), [])
+    with pytest.raises(InputError, match="'lib': no evaluation set"):
+        suite_losses(network, nothing, LossSettings(suite="lib"), CONTEXT, "cpu")
 
 
 def test_suite_values_follow_from_the_losses_and_the_text(network: torch.nn.Module, corpora: Path) -> None:

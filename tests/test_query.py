@@ -170,6 +170,26 @@ def test_evaluation_that_could_not_be_done_is_not_owed_and_not_counted_as_done(l
         assert store.sql("select state, reason from evaluations").rows() == [{"state": "done", "reason": None}]
 
 
+def test_saturation_is_where_the_loss_turned_and_what_the_rank_did_since(layout: StoreLayout) -> None:
+    chains = {"turns": [("a", 100), ("b", 200), ("c", 300)], "falls": [("d", 100), ("e", 200)]}
+    submit(layout, chains)
+    curves = {"a": (5.0, 20.0), "b": (3.0, 30.0), "c": (3.5, 10.0), "d": (5.0, 20.0), "e": (4.0, 15.0)}
+    convention = json.dumps({"in_distribution": True})
+    for segment, tokens in (step for chain in chains.values() for step in chain):
+        loss, rank = curves[segment]
+        checkpoint = commit(layout, segment, tokens)
+        evaluate(layout, checkpoint, rank)
+        place = {"evaluator": "loss", "settings_digest": "l", "dataset": "docs", "split": "heldout"}
+        publish(layout, "metrics", [metric_row(checkpoint, "loss", loss, **place, convention=convention)])
+    with Store(layout.root) as store:
+        falls, turns = store.sql("select * from saturation order by trial").rows()
+    assert (falls["rise"], falls["saturated"], falls["turned_at_tokens"]) == (0.0, False, 200)
+    expected = {"turned_at_tokens": 200, "last_tokens": 300, "lowest_loss": 3.0, "rise": 0.5, "checkpoints": 3}
+    assert {name: turns[name] for name in expected} == expected
+    assert (turns["rank_at_turn"], turns["rank_change"], turns["saturated"]) == (30.0, -20.0, True)
+    assert turns["in_distribution"] is True
+
+
 def test_results_have_a_row_for_each_trial_and_checkpoint_and_final_the_last_of_each(study: Store) -> None:
     columns = "trial, tokens, checkpoint, effective_rank"
     rows = [tuple(r.values()) for r in study.sql(f"select {columns} from results order by 1, 2").rows()]
