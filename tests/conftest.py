@@ -25,6 +25,12 @@ SMALL_TEXT = BUILTIN_TEXT.model_copy(
 SMALL = Settings(text=SMALL_TEXT, tokenizer=TrainedTokenizer(vocab_size=500, sample_bytes=200_000), shard_tokens=2**26)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files with a real Ray first: they take longest, so the workers end together."""
+    with_ray = {item.path for item in items if item.get_closest_marker("ray")}
+    items.sort(key=lambda item: item.path not in with_ray)
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a small built-in corpus with a vocabulary of 500; read it, do not change it."""
