@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from trainers.errors import EnvironmentFault, GeosweepError, InputError
+from trainers.errors import GeosweepError, InputError
 
 app = typer.Typer(
     name="geosweep",
@@ -504,6 +504,3 @@ def store_gc(
             remove(layout, garbage)
     total = sum(item.bytes for item in garbage)
     out.print(f"{len(garbage)} {'would go' if dry_run else 'removed'}, {total:,} bytes")
-
-
-__all__ = ["EnvironmentFault", "app", "main"]
