@@ -1,8 +1,8 @@
 """Hosts on one Linux machine: real Ray nodes that can be killed, cut off, paused and added.
 
 tests/cluster -> [testbed] -> network, process and mount namespaces; Ray nodes in them
-A host is an init process in namespaces of its own: address, host name, process ids, /dev/shm and scratch disk are its own, the
-rest of the file system (so also a store's folder) is shared, as on a cluster with a network file system.
+A host is an init process in namespaces of its own: address, host name, process ids, /dev/shm and scratch disk are its
+own, the rest of the file system (so also a store's folder) is shared, as on a cluster with a network file system.
 in    root's rights, iproute2 and util-linux
 out   Testbed, Host; when the testbed is left, nothing of it is left
 not   a store, a sweep, a job
@@ -40,6 +40,8 @@ HEALTH_CHECKS = {  # a lost node is noticed within ten seconds; Ray's default is
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
 }
+# --kill-child: should this process be killed, the host goes with it
+_NEW_HOST = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 _INIT = """
 set -e
 hostname "$1"
@@ -119,8 +121,8 @@ class Host:
         self._started.append(process)
         return process
 
-    def start_ray(self, head: str | None = None, cpus: int = 1, **environment: str) -> None:
-        """Make the host a node of a cluster: the head of a new one, or a worker of the one whose head's address it is."""
+    def start_ray(self, head: str | None = None, *options: str, cpus: int = 1, **environment: str) -> None:
+        """Make the host a node of a cluster: the head of a new one, or of the one whose head has that address."""
         place = (
             ["--head", f"--port={HEAD_PORT}", f"--dashboard-host={self.address}", f"--dashboard-port={DASHBOARD_PORT}"]
             if head is None
@@ -136,16 +138,18 @@ class Host:
             "--num-gpus=0",
             f"--object-store-memory={_OBJECT_STORE_BYTES}",
             "--disable-usage-stats",
+            *options,
+            timeout_s=_START_S,
             **environment,
         )
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the host, its init too."""
-        mine = os.readlink(f"/proc/{self.init}/ns/pid")
+        mine = _process_space(self.init)
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.NoSuchProcess):
-                if os.readlink(f"/proc/{process.pid}/ns/pid") == mine:
+                if _process_space(process.pid) == mine:
                     found.append(process)
         return found
 
@@ -217,7 +221,9 @@ class Testbed:
         _ip("link", "set", self._id, "up")
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None) -> None:
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
         for host in self.hosts.values():
             host.kill()
         _ip("link", "delete", self._id)
@@ -234,10 +240,9 @@ class Testbed:
         scratch = self._folder / name
         scratch.mkdir()
         launcher = subprocess.Popen(
-            # --kill-child: should this process be killed, the host goes with it
-            ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-            + ["sh", "-c", _INIT, "init", name, str(scratch), str(_SHARED_MEMORY_MIB), str(_SCRATCH_MIB)],
+            [*_NEW_HOST, "sh", "-c", _INIT, "init", name, str(scratch), str(_SHARED_MEMORY_MIB), str(_SCRATCH_MIB)],
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
         )
         assert launcher.stdout is not None
@@ -248,7 +253,7 @@ class Testbed:
             name=name,
             address=f"{self._network}.{self._count + 9}",
             scratch=scratch,
-            environment={**self.environment, **HEALTH_CHECKS, "HOME": str(scratch)},
+            environment={**self.environment, **HEALTH_CHECKS, **_own_places(scratch)},
             init=init.pid,
             link=f"{self._id}.{self._count}",
             _launcher=launcher,
@@ -273,6 +278,16 @@ def wait_for_port(address: str, port: int, timeout_s: float = 30.0) -> None:
             return
         time.sleep(0.1)
     raise EnvironmentFault("cluster_unreachable", f"nothing listens at {address}:{port} after {timeout_s:g} s")
+
+
+def _own_places(scratch: Path) -> dict[str, str]:
+    """Home and temporary files on the host's own disk; its Python is ours."""
+    own = {"HOME": str(scratch), "TMPDIR": str(scratch)}
+    return {**own, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def _process_space(pid: int) -> str:
+    return str(Path(f"/proc/{pid}/ns/pid").readlink())
 
 
 def _free_network() -> str:

@@ -19,18 +19,21 @@ from typing import Literal
 from orchestrator.identity import histories
 from orchestrator.legs import Leg, LegSegment
 from orchestrator.store import registry
+from orchestrator.store.fences import claim, is_newest
 from orchestrator.store.layout import StoreLayout
 from trainers.checkpoint import read_curve
+from trainers.errors import InputError
 from trainers.loop import CurveRecord, Execution, Training
 
-State = Literal["training", "committed", "diverged", "stopped"]
+State = Literal["training", "committed", "diverged", "stopped", "outdated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Where an attempt stands after a slice.
 
-    state     training: call again; committed: the whole leg is in the store; diverged, stopped: the leg ends here
+    state     training: call again; committed: the whole leg is in the store; diverged, stopped: the leg ends here;
+              outdated: a newer attempt has begun, this one leaves without a trace
     tokens    position of the trial; loss (nats) and tokens_per_s of the newest step, None before the first
     detail    why, for diverged
     """
@@ -46,11 +49,10 @@ class Progress:
 class Attempt:
     """Trains one leg. Holds the model and the optimizer between slices."""
 
-    def __init__(
-        self, layout: StoreLayout, sweep: str, leg: Leg, execution: Execution, *, rescue_s: float, attempt: int
-    ) -> None:
+    def __init__(self, layout: StoreLayout, sweep: str, leg: Leg, execution: Execution, *, rescue_s: float) -> None:
         self._layout, self._sweep, self._leg, self._execution = layout, sweep, leg, execution
-        self._rescue_s, self._attempt = rescue_s, attempt
+        self._rescue_s = rescue_s
+        self._attempt = 0  # at the segment that is open
         self._left = [s for s in leg.segments if not self._is_done(s)]
         self._training: Training | None = None
         self._curve: list[CurveRecord] = []
@@ -63,7 +65,7 @@ class Attempt:
         raises      InputError (never retried) and EnvironmentFault (retried), both with the store unharmed
         """
         if self._left:
-            self._opened(self._left[0])
+            self._opened(self._left[0])  # takes its time, which is not part of the slice
         until = time.monotonic() + seconds
         while self._left:
             segment = self._left[0]
@@ -71,10 +73,17 @@ class Attempt:
             ending = training.train_to(
                 segment.to_tokens, lambda: time.monotonic() > until or stop_asked(), self._curve.append
             )
+            if not is_newest(self._layout, segment.id, self._attempt):
+                return self._outdated(segment)
             if ending.kind == "diverged":
                 return self._diverged(segment, ending.tokens, ending.reason)
             if ending.kind == "reached":
-                self._commit(segment, training)
+                try:
+                    self._commit(segment, training)
+                except InputError:  # other bits lie there: a newer attempt on another device was faster
+                    if is_newest(self._layout, segment.id, self._attempt):
+                        raise
+                    return self._outdated(segment)
                 continue
             if stop_asked():
                 self._save_rescue(segment, training)
@@ -86,7 +95,9 @@ class Attempt:
         return self._progress("committed", self._leg.segments[-1])
 
     def _opened(self, segment: LegSegment) -> Training:
-        """The training at the segment's start, or where an earlier attempt left a rescue."""
+        """The training at the segment's start, or where an earlier attempt left a rescue; claims the segment."""
+        if self._attempt == 0:
+            self._attempt = claim(self._layout, segment.id)
         if self._training is not None:
             return self._training
         corpus = self._layout.corpus(self._leg.recipe.data.corpus)
@@ -108,7 +119,7 @@ class Attempt:
         """Whether its checkpoint is there, with its state if something starts from it; its rows are then there too."""
         if segment.continued and not registry.has_state(self._layout, segment):
             return False
-        return registry.recommit(self._layout, segment, self._attempt)
+        return registry.recommit(self._layout, segment)
 
     def _commit(self, segment: LegSegment, training: Training) -> None:
         registry.drop_stateless(self._layout, segment)
@@ -122,6 +133,7 @@ class Attempt:
         registry.commit(self._layout, segment, self._attempt)
         registry.record_event(self._layout, "committed", self._sweep, segment.id, self._attempt, self._where())
         self._left.pop(0)
+        self._attempt = 0
         self._curve = []
         self._saved_at = time.monotonic()
 
@@ -140,6 +152,9 @@ class Attempt:
         registry.commit_divergence(self._layout, segment, self._curve, tokens, reason, self._attempt)
         registry.record_event(self._layout, "diverged", self._sweep, segment.id, self._attempt, reason)
         return self._progress("diverged", segment, reason)
+
+    def _outdated(self, segment: LegSegment) -> Progress:
+        return self._progress("outdated", segment, f"attempt {self._attempt} was replaced by a newer one")
 
     def _where(self) -> str:
         tokens = self._training.tokens if self._training else 0

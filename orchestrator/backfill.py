@@ -19,15 +19,17 @@ from pydantic import ValidationError
 
 from evaluators.config import EVALUATOR_SETTINGS, EVALUATOR_VERSIONS, EvaluatorSettings, settings_from
 from orchestrator.corpora import read_by, require
+from orchestrator.driving import only_driver
 from orchestrator.evals import EvaluationPool, Ledger
 from orchestrator.identity import settings_digest
 from orchestrator.plan import Evaluation
 from orchestrator.progress import Counts, Screen
 from orchestrator.query import Store
-from orchestrator.run import POLL_S, SessionEnd, only_driver, stop_signals
+from orchestrator.reach import require_visible_store
+from orchestrator.run import POLL_S, SessionEnd, session_ray, stop_signals
 from orchestrator.spec import read_text
 from orchestrator.store import registry
-from orchestrator.store.layout import StoreLayout, create_or_open, open_existing
+from orchestrator.store.layout import StoreLayout, create_or_open, open_existing, stop_file
 from orchestrator.store.sweeps import ask, asked_evaluations, require_revision
 from trainers.errors import InputError, nearest
 
@@ -58,16 +60,18 @@ class _Place:
     tokens: int
 
 
-def evaluate_sweep(root: Path, sweep: str, request: Request, screen: Screen, *, actors: int = 2) -> SessionEnd:
+def evaluate_sweep(
+    root: Path, sweep: str, request: Request, screen: Screen, *, actors: int = 2, address: str | None = None
+) -> SessionEnd:
     """Make the evaluations that are asked for and can be made, on the checkpoints that are there.
 
-    actors   evaluations at a time
+    actors   evaluations at a time;  address   of the Ray cluster that makes them; None: this machine alone
     raises   InputError before anything started; EnvironmentFault where the machine or the store is at fault
     """
     open_existing(root)
     layout = create_or_open(root)
     revision = require_revision(layout, sweep)
-    with only_driver(layout):
+    with only_driver(layout, f"eval {sweep}", screen.say):
         known = asked_evaluations(layout, sweep, revision)
         settings = _settings(root, sweep, request, known)
         committed = {id for id, state in registry.segment_states(layout).items() if state == "committed"}
@@ -77,7 +81,7 @@ def evaluate_sweep(root: Path, sweep: str, request: Request, screen: Screen, *, 
         require(root, sweep, read_by(chosen))
         ask(layout, sweep, revision, new)
         ledger = Ledger(layout, chosen, retry_failed=request.retry_failed)
-        return _session(layout, sweep, ledger, committed, screen, actors)
+        return _session(layout, sweep, ledger, committed, screen, actors, address)
 
 
 def _is_gone(layout: StoreLayout, place: _Place, committed: Collection[str]) -> bool:
@@ -86,18 +90,25 @@ def _is_gone(layout: StoreLayout, place: _Place, committed: Collection[str]) -> 
 
 
 def _session(
-    layout: StoreLayout, sweep: str, ledger: Ledger, committed: Collection[str], screen: Screen, actors: int
+    layout: StoreLayout,
+    sweep: str,
+    ledger: Ledger,
+    committed: Collection[str],
+    screen: Screen,
+    actors: int,
+    address: str | None,
 ) -> SessionEnd:
-    from cluster.connect import local_ray
-
     failures: dict[str, str] = {}
     stopping = threading.Event()
     owed = len(ledger.owed(committed))
     before = ledger.done
     if owed:
-        with screen, local_ray(), stop_signals(stopping, screen):
+        with screen, session_ray(address), stop_signals(stopping, screen):
+            if address is not None:
+                require_visible_store(layout)
+            stop_file(layout, sweep).unlink(missing_ok=True)
             pool = EvaluationPool(layout, ledger, min(actors, owed))
-            while pool.poll(committed) and not stopping.is_set():
+            while pool.poll(committed) and not stopping.is_set() and not stop_file(layout, sweep).exists():
                 screen.counts(_counts(ledger, failures))
                 time.sleep(POLL_S)
             failures = pool.failures
@@ -106,7 +117,7 @@ def _session(
         trained=0,
         evaluated=ledger.done - before - len(failures),
         complete=not ledger.owed(committed),
-        stopped=stopping.is_set(),
+        stopped=stopping.is_set() or stop_file(layout, sweep).exists(),
         problems=tuple(f"{name}: {reason}" for name, reason in failures.items()),
     )
 

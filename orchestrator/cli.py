@@ -38,6 +38,10 @@ SweepName = Annotated[str, typer.Argument(metavar="NAME", help="a sweep that is 
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 Strict = Annotated[bool, typer.Option("--strict", help="refuse a sweep whose design has warnings")]
 NoShare = Annotated[bool, typer.Option("--no-share", help="train each trial alone, whatever others have in common")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT of a Ray cluster's head, or auto on one of its machines; default: no cluster"),
+]
 Tokenizer = Annotated[str | None, typer.Option(help="a tokenizer.json, or an id on the hub; default: trained here")]
 
 out = Console(highlight=False, soft_wrap=True)
@@ -207,21 +211,21 @@ def bench(
 
 
 @app.command()
-def run(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE, no_share: NoShare = False) -> None:
+def run(
+    sweep: SweepArgument, store: StoreOption = DEFAULT_STORE, no_share: NoShare = False, address: Address = None
+) -> None:
     """Do what is left of a sweep: train, evaluate, store. The same command again continues."""
     from orchestrator.spec import find_sweep, read_text
 
     path = find_sweep(sweep)
-    _run(read_text(path), str(path), store, no_share)
+    _run(read_text(path), str(path), store, no_share, address)
 
 
 @app.command()
 def resume(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a sweep that is in the store")],
-    store: StoreOption = DEFAULT_STORE,
-    no_share: NoShare = False,
+    name: SweepName, store: StoreOption = DEFAULT_STORE, no_share: NoShare = False, address: Address = None
 ) -> None:
-    """Continue a sweep from the file that the store keeps of it."""
+    """Continue a sweep from the file that the store keeps of it; with the URL of a dashboard, as a job there."""
     from orchestrator.spec import read_text
     from orchestrator.store.layout import open_existing
     from orchestrator.store.sweeps import IMPORTED, stored_sweep
@@ -230,14 +234,63 @@ def resume(
     if (text := read_text(path)).startswith(IMPORTED):
         advice = f"geosweep eval {name} --evaluators ..."
         raise InputError(f"'{name}' was imported: there is nothing to train", next_step=advice)
-    _run(text, str(path), store, no_share)
+    if address is not None and "://" in address:
+        _submit(text, str(path), store, no_share, address, follow=True)
+    else:
+        _run(text, str(path), store, no_share, address)
 
 
-def _run(text: str, source: str, store: Path, no_share: bool) -> None:
+@app.command()
+def submit(
+    sweep: SweepArgument,
+    address: Annotated[str, typer.Option(help="URL of the cluster's dashboard: http://HOST:8265")],
+    store: StoreOption = DEFAULT_STORE,
+    no_share: NoShare = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="print its log until it ends; Ctrl-C leaves it alone")
+    ] = False,
+) -> None:
+    """Send a sweep to a Ray cluster as a job; the same command again joins the job that is running."""
+    from orchestrator.spec import find_sweep, read_text
+
+    path = find_sweep(sweep)
+    _submit(read_text(path), str(path), store, no_share, address, follow=follow)
+
+
+def _submit(text: str, source: str, store: Path, no_share: bool, address: str, *, follow: bool) -> None:
+    from cluster import submit as jobs
+    from orchestrator import remote
+
+    handle = remote.submit_sweep(text, source, remote.absolute(store), address, ["--no-share"] * no_share)
+    print(f"{'joined' if handle.joined else 'submitted'}: {handle.id}", flush=True)
+    if not follow:
+        out.print(f"look: geosweep status --store {store}; stop: geosweep stop NAME --store {store}", markup=False)
+    elif code := jobs.follow(handle, lambda lines: print(lines, flush=True)):
+        raise typer.Exit(code)
+
+
+@app.command()
+def stop(
+    name: SweepName,
+    wait: Annotated[float, typer.Option(help="seconds to wait for the end")] = 120.0,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Ask whoever works on a sweep, on whichever machine, to save the running trials' state and end."""
+    from orchestrator.driving import ask_to_stop
+    from orchestrator.store.layout import open_existing
+
+    if ask_to_stop(open_existing(store), name, wait, out.print):
+        out.print(f"{name}: stopped; continue: geosweep resume {name} --store {store}")
+        return
+    out.print(f"{name}: has not ended within {wait:g} s; it will when its trials have saved their state")
+    raise typer.Exit(1)
+
+
+def _run(text: str, source: str, store: Path, no_share: bool, address: str | None) -> None:
     from orchestrator.progress import screen_for
     from orchestrator.run import run_sweep
 
-    end = run_sweep(text, source, store, screen_for(out), share=not no_share)
+    end = run_sweep(text, source, store, screen_for(out), share=not no_share, address=address)
     for problem in end.problems:
         out.print(f"  {problem}", markup=False)
     work = f"{end.trained} segments trained, {end.evaluated} evaluations made"
@@ -300,6 +353,7 @@ def evaluate(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="try again what could not be done")] = False,
     actors: Annotated[int, typer.Option(min=1, help="evaluations at a time")] = 2,
     store: StoreOption = DEFAULT_STORE,
+    address: Address = None,
 ) -> None:
     """Evaluate the checkpoints of a sweep that are there, also with evaluators that its file does not name."""
     from orchestrator.backfill import Request, evaluate_sweep
@@ -307,7 +361,7 @@ def evaluate(
 
     names = tuple(part.strip() for part in evaluators.split(",") if part.strip())
     request = Request(evaluators=names, file=file, suite=suite, at=at, retry_failed=retry_failed)
-    end = evaluate_sweep(store, name, request, screen_for(out), actors=actors)
+    end = evaluate_sweep(store, name, request, screen_for(out), actors=actors, address=address)
     for problem in end.problems:
         out.print(f"  {problem}", markup=False)
     failed = f", {len(end.problems)} could not be done" if end.problems else ""
@@ -491,12 +545,12 @@ def store_gc(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Remove checkpoints and optimizer states that no sweep in the store keeps, continues from or owes a number."""
+    from orchestrator.driving import only_driver
     from orchestrator.garbage import find_garbage, remove
-    from orchestrator.run import only_driver
     from orchestrator.store.layout import create_or_open, open_existing
 
     layout = create_or_open(open_existing(store).root)
-    with only_driver(layout):
+    with only_driver(layout, "store gc"):
         garbage = find_garbage(layout)
         for item in garbage:
             out.print(f"{item.path.relative_to(layout.root)}: {item.bytes:,} bytes", markup=False)

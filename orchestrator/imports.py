@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from evaluators.hub import Foreign, read_foreign
+from orchestrator.driving import only_driver
 from orchestrator.identity import canonical_json, digest, short_count
-from orchestrator.run import only_driver
 from orchestrator.store import registry
 from orchestrator.store.durable import make_folder, write_new
 from orchestrator.store.layout import StoreLayout, create_or_open, safe_name
@@ -70,7 +70,7 @@ def import_models(
     positions = {r: _position(r, tokens_per_step) for r in revisions} if revisions else {None: (tokens or 0, 0)}
     sweep = safe_name(name or Path(source).name, "sweep")
     layout = create_or_open(root)
-    with only_driver(layout):
+    with only_driver(layout, "import"):
         places = _known(layout, sweep)
         for revision, (at, steps) in positions.items():
             say(f"reading {source}" + f" at {revision}" * bool(revision))

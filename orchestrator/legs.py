@@ -180,6 +180,12 @@ class LegQueue:
         for child in self._children.get(leg.id, ()):
             self._is_ready(child)
 
+    def again(self, leg: Leg) -> None:
+        """An attempt at the leg died: it is ready once more."""
+        self._running.pop(leg.id)
+        self._waiting |= {segment.id for segment in leg.segments}
+        self._is_ready(leg.segments[0].id)
+
     def lost(self, leg: Leg) -> None:
         """The leg diverged, failed or was stopped: what follows it is not handed out in this session."""
         self._running.pop(leg.id)

@@ -26,6 +26,7 @@ from orchestrator.spec import (
     Keep,
     Limits,
     Resources,
+    Retries,
     ScheduleFields,
     SweepSpec,
 )
@@ -59,6 +60,7 @@ _SECTIONS: tuple[tuple[str, type[Frozen]], ...] = (
     ("limits", Limits),
     ("execution", Execution),
     ("execution.resources", Resources),
+    ("execution.retries", Retries),
 )
 
 

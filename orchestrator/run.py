@@ -7,7 +7,6 @@ Killed and started again, a session continues: nothing is remembered outside the
 
 from __future__ import annotations
 
-import fcntl
 import signal
 import tempfile
 import threading
@@ -20,20 +19,24 @@ from types import FrameType
 from typing import Any
 
 from orchestrator.corpora import require_corpora
-from orchestrator.legs import Leg, LegQueue, with_descendants
+from orchestrator.driving import Driver, only_driver
+from orchestrator.legs import Leg, LegQueue, LegSegment, with_descendants
+from orchestrator.placement import Node, unplaceable
 from orchestrator.plan import Evaluation, Plan
 from orchestrator.preview import preview, refuse_above_limits
 from orchestrator.progress import Counts, Screen
+from orchestrator.reach import require_visible_store
 from orchestrator.retention import removable
 from orchestrator.spec import SweepSpec
 from orchestrator.standing import read_standing
 from orchestrator.store import registry
 from orchestrator.store.committer import committing
-from orchestrator.store.layout import StoreLayout, create_or_open
+from orchestrator.store.layout import StoreLayout, create_or_open, stop_file
 from orchestrator.store.sweeps import asked_evaluations, segments_of_other_sweeps, submit
 from trainers.errors import EnvironmentFault
 
 POLL_S = 0.2
+NODES_MAY_COME_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +57,14 @@ class SessionEnd:
     problems: tuple[str, ...]
 
 
-def run_sweep(text: str, source: str, root: Path, screen: Screen, *, share: bool = True) -> SessionEnd:
+def run_sweep(
+    text: str, source: str, root: Path, screen: Screen, *, share: bool = True, address: str | None = None
+) -> SessionEnd:
     """Do what is left of a sweep.
 
     text, source  the sweep file and its name for messages;  root  the store's folder, made where there is none
     share         False: each trial trains alone
+    address       of the Ray cluster that does it; None: this machine alone
     raises        InputError before anything started, also if the plan is above the sweep's limits; EnvironmentFault
                   where the machine or the store is at fault
     """
@@ -67,26 +73,10 @@ def run_sweep(text: str, source: str, root: Path, screen: Screen, *, share: bool
     spec, plan = seen.spec, seen.plan
     require_corpora(root, plan)
     layout = create_or_open(root)
-    with only_driver(layout):
+    with only_driver(layout, f"run {plan.sweep}", screen.say) as driver:
         submit(layout, text, plan)
-        session = _Session(layout, spec, plan, screen)
-        return session.end() if session.nothing_left() else session.run()
-
-
-@contextmanager
-def only_driver(layout: StoreLayout) -> Iterator[None]:
-    """One driver a store on this machine; the kernel frees the lock when the driver dies, however it dies."""
-    path = layout.lease("driver").with_suffix(".lock")
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise EnvironmentFault(
-                "store_busy",
-                f"{layout.root}: another `geosweep run` or `eval` works on this store; nothing was started",
-                "wait for it, stop it with Ctrl-C, or use another --store",
-            ) from error
-        yield
+        session = _Session(layout, spec, plan, screen, driver)
+        return session.end() if session.nothing_left() else session.run(address)
 
 
 def _asked(layout: StoreLayout, plan: Plan) -> list[Evaluation]:
@@ -100,9 +90,10 @@ def _asked(layout: StoreLayout, plan: Plan) -> list[Evaluation]:
 class _Session:
     """The state of one session, all of it derived from the plan and the store."""
 
-    def __init__(self, layout: StoreLayout, spec: SweepSpec, plan: Plan, screen: Screen) -> None:
+    def __init__(self, layout: StoreLayout, spec: SweepSpec, plan: Plan, screen: Screen, driver: Driver) -> None:
         from orchestrator.evals import Ledger
 
+        self._driver = driver
         self._layout, self._spec, self._plan, self._screen = layout, spec, plan, screen
         standing = read_standing(layout, plan)
         self._committed, self._diverged = set(standing.committed), set(standing.diverged)
@@ -117,19 +108,22 @@ class _Session:
         self._evaluated_before = self._ledger.done
         self._stopping = threading.Event()
         self._faults: list[str] = []
+        self._hopeless = ""
+        self._seen_at: dict[str, int] = {}
 
     def nothing_left(self) -> bool:
         return self._trained_out() and not self._ledger.owed(self._committed)
 
-    def run(self) -> SessionEnd:
-        from cluster.connect import local_ray
-
+    def run(self, address: str | None) -> SessionEnd:
         with (
             self._screen,
-            local_ray(),
+            session_ray(address),
             tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch,
             committing(self._layout, self._screen.say),
         ):
+            if address is not None:
+                require_visible_store(self._layout)
+            self._require_room()
             self._work(Path(scratch))
         self._release()
         return self.end()
@@ -148,15 +142,48 @@ class _Session:
             while pool.poll(set(self._committed)) or tune.alive:
                 self._screen.counts(self._counts())
                 self._release()
+                if self._driver.superseded.is_set():  # what its attempts do counts no more; they end with this process
+                    what = "another driver has taken over this store; this one has stopped"
+                    raise EnvironmentFault("store_busy", what, "see who it is: geosweep status")
+                self._look_for_a_stop()
                 if self._stopping.is_set() and not told:
                     tune.stop()
                     told = True
                 if told and not tune.alive:
                     break
                 time.sleep(POLL_S)
+        if self._hopeless:
+            raise EnvironmentFault("unknown", self._hopeless, "mend the cause, then give the same command again")
         self._faults += [f"{name}: {reason}" for name, reason in pool.failures.items()]
         if tune.crash:
             raise RuntimeError(f"Ray Tune ended with an exception of its own:\n{tune.crash}")
+
+    def _look_for_a_stop(self) -> None:
+        """A stop that was asked from elsewhere, another driver, or a fault that every leg has, ends the session."""
+        if self._stopping.is_set():
+            return
+        if stop_file(self._layout, self._plan.sweep).exists():
+            self._screen.say("stopping, as `geosweep stop` asked: running trials save their state")
+            self._stopping.set()
+        if self._hopeless:
+            self._stopping.set()
+
+    def _require_room(self) -> None:
+        """Say within a minute that a trial can never be placed. raises EnvironmentFault (no_room)"""
+        from cluster.connect import living_nodes
+
+        scales = {segment.recipe.model.scale for segment in self._left.values()}
+        until = time.monotonic() + NODES_MAY_COME_S
+        while True:
+            nodes = [Node(name=name, has=has) for name, has in living_nodes()]
+            lines = unplaceable(self._spec.execution, scales, nodes)
+            if not lines:
+                return
+            if self._stopping.is_set() or time.monotonic() > until:
+                has = "; ".join(map(str, nodes)) or "no node at all"
+                what = "\n  ".join(["no node can hold these trials, nothing was trained", *lines, f"there is {has}"])
+                raise EnvironmentFault("no_room", what, "change execution.resources, or add such a node")
+            time.sleep(POLL_S)
 
     def _on_progress(self, leg: Leg, progress: Mapping[str, Any]) -> None:
         """A leg moved or ended; called from Tune's thread."""
@@ -170,15 +197,29 @@ class _Session:
                 self._commit(ids[: ids.index(progress["segment"])])
                 self._lose(progress["segment"])
                 self._screen.say(self._divergence(leg, progress))
-            case "retrying":
-                detail = progress["detail"]
-                registry.record_event(self._layout, "attempt_died", self._plan.sweep, leg.segments[0].id, None, detail)
-                self._screen.say(f"an attempt at {leg.id} died and is repeated: {detail}")
+            case "died":
+                self._record_death(leg, progress)
             case "paused":
                 self._screen.say(f"{leg.id} waits: {progress['detail']}")
             case "failed":
-                self._fail(leg, progress["detail"])
+                self._fail(leg, progress)
+            case "hopeless":
+                self._hopeless = progress["detail"]
+        if progress["state"] == "training":
+            self._seen_at[leg.id] = progress["tokens"]
         self._screen.leg(leg, progress)
+
+    def _record_death(self, leg: Leg, progress: Mapping[str, Any]) -> None:
+        segment = self._open_segment(leg)
+        seen = self._seen_at.get(leg.id)
+        where = f"; last seen at {seen:,} tokens" if seen is not None else ""
+        detail = f"{progress['detail']}{where}"
+        registry.record_event(self._layout, progress["kind"], self._plan.sweep, segment.id, None, detail)
+        self._screen.say(f"an attempt at {segment.id} died ({progress['kind']}): {detail}")
+
+    def _open_segment(self, leg: Leg) -> LegSegment:
+        """The first segment of a leg whose checkpoint is not there."""
+        return next((s for s in leg.segments if not registry.is_committed(self._layout, s)), leg.segments[-1])
 
     def _commit(self, ids: Sequence[str]) -> None:
         """Bound anew, never changed in place: the main thread may be reading the old ones."""
@@ -215,11 +256,14 @@ class _Session:
             f"  stored as 'diverged'; what would start from its end is not trained, the rest goes on"
         )
 
-    def _fail(self, leg: Leg, reason: str) -> None:
-        segment = next((s for s in leg.segments if not registry.is_committed(self._layout, s)), leg.segments[-1])
+    def _fail(self, leg: Leg, progress: Mapping[str, Any]) -> None:
+        reason = progress["detail"]
+        segment = self._open_segment(leg)
         self._commit([s.id for s in leg.segments if s.to_tokens < segment.to_tokens])
         self._failed[segment.id] = reason
         registry.commit_failure(self._layout, segment, reason, attempt=0)
+        if progress["kind"] == "input_error":
+            registry.record_event(self._layout, "input_error", self._plan.sweep, segment.id, None, reason)
         registry.record_event(self._layout, "failed", self._plan.sweep, segment.id, None, reason)
         self._screen.say(f"segment {segment.id} failed: {reason}\n  the rest goes on")
 
@@ -251,6 +295,20 @@ class _Session:
             stopped=self._stopping.is_set(),
             problems=(*not_kept, *self._faults, *(f"{segment}: {reason}" for segment, reason in self._failed.items())),
         )
+
+
+@contextmanager
+def session_ray(address: str | None) -> Iterator[None]:
+    """The Ray of a session. The workers of a cluster get our code; those of a job have it already."""
+    from cluster.code import own_code
+    from cluster.connect import ray_session
+
+    if address is None or address == "auto":
+        with ray_session(address):
+            yield
+    else:
+        with own_code() as code, ray_session(address, code):
+            yield
 
 
 @contextmanager

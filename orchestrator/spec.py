@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from evaluators.config import EVALUATOR_SETTINGS, EvaluatorSettings
 from trainers.config import (
@@ -66,9 +66,17 @@ def _byte_count(given: object) -> object:
     return _whole_number(given)
 
 
+def _share(gpus: float) -> float:
+    """Ray gives out whole GPUs, or a part of one."""
+    if gpus > 1 and gpus != int(gpus):
+        raise ValueError(f"{gpus:g} GPUs: a part of one (0.5), or whole ones (1, 2, ...)")
+    return gpus
+
+
 Tokens = Annotated[int, Field(ge=0), BeforeValidator(_whole_number)]
 Whole = Annotated[int, Field(gt=0), BeforeValidator(_whole_number)]
 Bytes = Annotated[int, Field(gt=0), BeforeValidator(_byte_count)]
+GpuShare = Annotated[NonNegative, AfterValidator(_share)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
@@ -212,12 +220,33 @@ class Limits(Frozen):
 class Resources(Frozen):
     """What a trial of one scale holds while it trains.
 
-    cpus   also its number of threads
-    gpus   may be a fraction: 0.25 lets four trials share one
+    cpus              also its number of threads
+    gpus              may be a fraction that divides one: 0.25 lets four trials share one
+    accelerator_type  the kind of GPU that it must be, by Ray's name: H100, A100, ...
     """
 
     cpus: Whole = 1
-    gpus: NonNegative = 0.0
+    gpus: GpuShare = 0.0
+    accelerator_type: str | None = None
+
+
+class Retries(Frozen):
+    """Further attempts at a leg of segments, by what broke the one before; an input error is never tried again.
+
+    node_lost      its machine went away: killed, preempted, cut off
+    worker_killed  its process was killed
+    out_of_memory  of the machine or the GPU: another neighbour may leave more
+    storage_error  the store did not take or give a file; a full disk is waited out and not counted
+    unknown        any other exception
+    equal_faults   legs that died with one traceback: then the sweep stops, since the rest would die of it too
+    """
+
+    node_lost: Tokens = 20
+    worker_killed: Tokens = 5
+    out_of_memory: Tokens = 2
+    storage_error: Tokens = 8
+    unknown: Tokens = 1
+    equal_faults: Whole = 3
 
 
 class Execution(Frozen):
@@ -227,14 +256,16 @@ class Execution(Frozen):
     evaluators       evaluation actors beside the trials
     micro_batch      sequences of one forward pass; absent: the whole batch
     rescue_seconds   a trial saves its state at least this often, between its checkpoints
-    retries          attempts at a segment after a fault of the machine
+    retries          how often an attempt that died is repeated
+    max_trials       trials that train at a time; absent: as many as find room
     """
 
     resources: dict[str, Resources] = Field(default={"default": Resources()})
     evaluators: Whole = 2
     micro_batch: Whole | None = None
     rescue_seconds: Positive = 600.0
-    retries: Tokens = 3
+    retries: Retries = Retries()
+    max_trials: Whole | None = None
 
     def resources_of(self, scale: str) -> Resources:
         return self.resources.get(scale) or self.resources.get("default") or Resources()
@@ -479,6 +510,7 @@ _MODELS: Mapping[str, type[Frozen]] = {
     "execution": Execution,
     "base.schedule": ScheduleFields,
     "execution.resources": Resources,
+    "execution.retries": Retries,
 }
 
 

@@ -1,13 +1,14 @@
 """Hand legs to Ray Tune and take their outcomes; the only module that knows Tune.
 
 LegQueue -> [tune] -> attempt (in Tune's workers) -> store
-Tune is a disposable scheduler: it starts actors, retries what the machine broke, and remembers nothing for us. What is
-deterministic (a diverged loss, an input error) is returned as a normal result, since Tune would retry an exception.
+Tune is a disposable scheduler: it starts actors, says which of them died, and remembers nothing for us. What follows a
+death (failures.py) is decided here, and the leg goes back into the queue: Tune itself never retries.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 import time
@@ -18,13 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
+from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
 
+from orchestrator.failures import KINDS, Budget, Kind, classify
 from orchestrator.legs import Leg, LegQueue
+from orchestrator.placement import bundle_of
 from orchestrator.spec import Execution as SweepExecution
-from orchestrator.store import registry
+from orchestrator.spec import Retries
 from orchestrator.store.durable import is_full
-from orchestrator.store.layout import StoreLayout
+from orchestrator.store.layout import StoreLayout, stop_file
 from trainers.errors import EnvironmentFault, InputError
 
 if TYPE_CHECKING:  # torch is for the workers: the driver does without it
@@ -32,6 +36,11 @@ if TYPE_CHECKING:  # torch is for the workers: the driver does without it
 
 PAUSE_SECONDS = 5.0  # between two tries while the disk is full
 SLICE_SECONDS = 1.0  # a trial reports, and sees whether it is to stop, about this often
+
+# Tune would copy the driver's keys into each trial's environment, which the dashboard shows; workers have their own
+class_cache.ENV_VARS_TO_PROPAGATE.difference_update(
+    [name for name in class_cache.ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")]
+)
 
 Listener = Callable[[Leg, Mapping[str, Any]], None]
 """Called with a leg and its newest progress (attempt.Progress as a mapping), from Tune's thread."""
@@ -60,7 +69,7 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
                 self._attempt = _new_attempt(self._layout, self._config)
             progress = asdict(self._attempt.advance(SLICE_SECONDS, self._stop_asked))
         except InputError as error:
-            progress = {"state": "failed", "detail": str(error)}
+            progress = {"state": "failed", "kind": "input_error", "detail": str(error)}
         except EnvironmentFault as fault:
             if not is_full(fault):
                 raise
@@ -73,7 +82,7 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
         until = time.monotonic() + PAUSE_SECONDS
         while time.monotonic() < until and not self._stop_asked():
             time.sleep(0.25)
-        return {"state": "failed" if self._stop else "paused", "detail": str(fault)}
+        return {"state": "stopped" if self._stop else "paused", "detail": str(fault)}
 
     def _stop_asked(self) -> bool:
         """Whether the session is asked to stop; looks at the disk a few times a second only."""
@@ -87,11 +96,6 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """A retry finds its state in the store."""
-
-
-def stop_file(layout: StoreLayout, sweep: str) -> Path:
-    """While this file exists, the attempts of a sweep save their state and end."""
-    return layout.lease(f"{sweep}.stop")
 
 
 def _new_attempt(layout: StoreLayout, config: Mapping[str, Any]) -> Attempt:
@@ -110,7 +114,6 @@ def _new_attempt(layout: StoreLayout, config: Mapping[str, Any]) -> Attempt:
         leg,
         execution,
         rescue_s=config["rescue_seconds"],
-        attempt=registry.next_attempt(layout, leg.segments[0].id),
     )
 
 
@@ -122,7 +125,7 @@ class _NotInSnapshots:
 
 
 class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
-    """Tune's source of trials: a leg each, None while the ready ones wait for their parents."""
+    """Tune's source of trials: a leg each, None while the ready ones wait for parents, for room or out a delay."""
 
     def __init__(
         self, queue: LegQueue, layout: StoreLayout, sweep: str, execution: SweepExecution, listener: Listener
@@ -130,6 +133,8 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
         super().__init__(metric=None, mode=None)
         self._queue, self._layout, self._sweep, self._execution = queue, layout, sweep, execution
         self._listener = listener
+        self._budget = Budget(budgets(execution.retries), execution.retries.equal_faults)
+        self._delayed: list[tuple[float, Leg]] = []
         self.legs: dict[str, Leg] = {}
         self.stopping = threading.Event()
 
@@ -139,6 +144,9 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
     def suggest(self, trial_id: str) -> Any:
         if self.stopping.is_set() or self._queue.exhausted:
             return Searcher.FINISHED
+        self._end_delays()
+        if self._execution.max_trials is not None and len(self.legs) >= self._execution.max_trials:
+            return None
         leg = self._queue.take()
         if leg is None:
             return None
@@ -150,24 +158,53 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
             "sweep": self._sweep,
             "cpus": resources.cpus,
             "gpus": resources.gpus,
+            "bundle": json.dumps(bundle_of(resources)),
             "micro_batch": self._execution.micro_batch,
             "rescue_seconds": self._execution.rescue_seconds,
         }
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
-        leg = self.legs.pop(trial_id)
-        outcome = dict(result or {"state": "failed", "detail": "no result"})
         if error:
-            outcome = {"state": "failed", "detail": f"gave up after {self._execution.retries + 1} attempts"}
+            return  # `died` follows, with the exception
+        leg = self.legs.pop(trial_id)
+        outcome = dict(result or {"state": "failed", "kind": "unknown", "detail": "no result"})
         if outcome["state"] == "committed":
             self._queue.committed(leg)
+        elif outcome["state"] == "outdated":
+            self._queue.again(leg)
         else:
             self._queue.lost(leg)
         self._listener(leg, outcome)
 
+    def died(self, trial_id: str, error: BaseException | str | None) -> None:
+        """An attempt ended with an exception: its leg goes back into the queue, or is lost."""
+        leg = self.legs.pop(trial_id)
+        failure = classify(error)
+        verdict = self._budget.judge(leg.id, failure)
+        self._listener(leg, {"state": "died", "kind": failure.kind, "detail": failure.detail})
+        if verdict.action == "again":
+            self._delayed.append((time.monotonic() + verdict.delay_s, leg))
+            return
+        self._queue.lost(leg)
+        self._listener(leg, {"state": "failed", "kind": failure.kind, "detail": verdict.reason})
+        if verdict.action == "stop":
+            self._listener(leg, {"state": "hopeless", "kind": failure.kind, "detail": verdict.reason})
+
+    def _end_delays(self) -> None:
+        now = time.monotonic()
+        for due, leg in self._delayed:
+            if due <= now:
+                self._queue.again(leg)
+        self._delayed = [(due, leg) for due, leg in self._delayed if due > now]
+
     def save(self, _path: str) -> None: ...
 
     def restore(self, _path: str) -> None: ...
+
+
+def budgets(retries: Retries) -> dict[Kind, int]:
+    """How often a leg is begun again after each kind of failure."""
+    return {kind: getattr(retries, kind) for kind in KINDS}
 
 
 class _Relay(_NotInSnapshots, tune.Callback):  # type: ignore[misc]
@@ -181,17 +218,17 @@ class _Relay(_NotInSnapshots, tune.Callback):  # type: ignore[misc]
             if (leg := self._search.legs.get(trial.trial_id)) and not result.get("done"):
                 self._listener(leg, result)
 
-    def on_trial_recover(self, *, trial: Any, **_rest: Any) -> None:
+    def on_trial_error(self, *, trial: Any, **_rest: Any) -> None:
         with contextlib.suppress(Exception):
-            if leg := self._search.legs.get(trial.trial_id):
-                self._listener(leg, {"state": "retrying", "detail": _last_line(trial)})
+            self._search.died(trial.trial_id, _error_of(trial))
 
 
-def _last_line(trial: Any) -> str:
-    """What broke an attempt, in one line."""
-    error = trial.get_error()
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else type(error).__name__
+def _error_of(trial: Any) -> BaseException | str | None:
+    """What Tune keeps of a trial's end: the exception, or its text where it could not be pickled."""
+    with contextlib.suppress(Exception):
+        if error := trial.get_pickled_error():
+            return error  # type: ignore[no-any-return]
+    return trial.get_error()  # type: ignore[no-any-return]
 
 
 class TuneSession:
@@ -209,7 +246,7 @@ class TuneSession:
         """scratch: a local folder for Tune's own files; nothing in it is ever read again."""
         self._search = _LegSearch(queue, layout, sweep, execution, listener)
         self._layout, self._sweep = layout, sweep
-        self._tuner = _tuner(self._search, execution, scratch, listener)
+        self._tuner = _tuner(self._search, scratch, listener)
         self._thread = threading.Thread(target=self._fit, name="tune", daemon=True)
         self.crash: str | None = None
         stop_file(layout, sweep).unlink(missing_ok=True)
@@ -236,10 +273,9 @@ class TuneSession:
             stop_file(self._layout, self._sweep).unlink(missing_ok=True)
 
 
-def _tuner(search: _LegSearch, execution: SweepExecution, scratch: Path, listener: Listener) -> tune.Tuner:
+def _tuner(search: _LegSearch, scratch: Path, listener: Listener) -> tune.Tuner:
     def resources(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-        bundle = {"CPU": config["cpus"], **({"GPU": config["gpus"]} if config["gpus"] else {})}
-        return tune.PlacementGroupFactory([bundle])
+        return tune.PlacementGroupFactory([json.loads(config["bundle"])])
 
     return tune.Tuner(
         tune.with_resources(LegTrainable, resources),
@@ -248,7 +284,7 @@ def _tuner(search: _LegSearch, execution: SweepExecution, scratch: Path, listene
             name="legs",
             storage_path=str(scratch),
             verbose=0,
-            failure_config=tune.FailureConfig(max_failures=execution.retries),
+            failure_config=tune.FailureConfig(max_failures=0),
             callbacks=[_Relay(search, listener)],
         ),
     )

@@ -45,9 +45,7 @@ def only_leg(root: Path, plan: Plan) -> Leg:
 
 
 def begin(root: Path, leg: Leg, rescue_s: float = 600.0) -> Attempt:
-    layout = StoreLayout(root)
-    number = registry.next_attempt(layout, leg.segments[0].id)
-    return Attempt(layout, "small", leg, ONE_THREAD, rescue_s=rescue_s, attempt=number)
+    return Attempt(StoreLayout(root), "small", leg, ONE_THREAD, rescue_s=rescue_s)
 
 
 def train(root: Path, leg: Leg) -> Progress:
@@ -100,6 +98,23 @@ def test_a_stop_leaves_a_rescue_that_the_commit_removes(store_root: Path, other_
     assert train(other_root, leg).state == "committed"
     assert stored(other_root) == stored(store_root)
     assert sorted(int(path.name) for path in (other_root / "checkpoints").glob("*/*")) == [0, 4096, 8192]
+
+
+def test_an_attempt_that_was_replaced_while_it_was_away_commits_nothing(store_root: Path, other_root: Path) -> None:
+    train(store_root, only_leg(store_root, planned(store_root)))
+    leg = only_leg(other_root, planned(other_root))
+    away = begin(other_root, leg, rescue_s=0.0)
+    assert away.advance(0.0, never).state == "training"
+    newer = begin(other_root, leg)
+    assert newer.advance(0.0, never).state == "training"
+    before = sorted(other_root.glob("checkpoints/*/*"))
+    assert away.advance(60.0, never).state == "outdated"
+    assert sorted(other_root.glob("checkpoints/*/*")) == before
+    assert newer.advance(60.0, never).state == "committed"
+    assert stored(other_root) == stored(store_root)
+    with Store(other_root) as store:
+        (row,) = store.sql("select attempt from segments where to_tokens = 4096").rows()
+    assert row["attempt"] == 2
 
 
 @pytest.mark.parametrize("lost", [("segments",), ("segments", "checkpoints"), ("segments", "checkpoints", "curves")])

@@ -24,12 +24,13 @@ ORDER = {
         "__main__"
     ),
     "orchestrator": (
-        "spec presets identity sharing plan retention machines cost lint changes schema store corpora views query legs "
-        "standing attempt tune evals garbage preview planpage bench progress run imports backfill status trialpage "
-        "statistics study report bundle reference cli __main__"
+        "spec presets identity sharing plan retention placement machines cost lint changes schema store corpora views "
+        "query failures legs standing attempt driving reach remote tune evals garbage preview planpage bench progress "
+        "run imports backfill status trialpage statistics study report bundle reference cli __main__"
     ),
+    "cluster": "code connect submit testbed",
     "orchestrator.report": "style figures effects matrices tables page",
-    "orchestrator.store": "durable layout leases inbox tables committer registry sweeps verify",
+    "orchestrator.store": "durable layout leases fences inbox tables committer registry sweeps verify",
 }
 
 RAY_ALLOWED = {
@@ -37,6 +38,7 @@ RAY_ALLOWED = {
     "orchestrator/evals.py",
     "orchestrator/run.py",
     "cluster/connect.py",
+    "cluster/submit.py",
 }
 
 

@@ -24,7 +24,7 @@ def test_the_same_file_gives_the_same_plan() -> None:
 
 def test_execution_and_comments_do_not_change_the_revision_and_a_weight_decay_does() -> None:
     plain = plan_of()
-    assert plan_of(execution={"retries": 1, "micro_batch": 2}).revision == plain.revision
+    assert plan_of(execution={"retries": {"unknown": 2}, "micro_batch": 2}).revision == plain.revision
     assert load_plan("# note\n" + sweep_file(), "small.yaml", CORPUS)[1].revision == plain.revision
     assert plan_of(grids=[{"name": "decay", "axes": {"weight_decay": [0.01, 0.2]}}]).revision != plain.revision
 

@@ -293,7 +293,7 @@ def _finish(folder: Path, target: Path, manifest: CheckpointManifest) -> Checkpo
 def circumstances(*, device: str, threads: int, micro_batch: int | None, compiled: bool) -> Circumstances:
     """What a checkpoint made here and now records about its making."""
     return Circumstances(
-        code_revision=_code_revision(),
+        code_revision=code_revision(),
         versions=_versions(),
         host=socket.gethostname(),
         device=device,
@@ -420,7 +420,10 @@ def _sync(path: Path) -> None:
 
 
 @cache
-def _code_revision() -> str:
+def code_revision() -> str:
+    """Which code this is: of whoever sent it to a cluster, `git describe` of a checkout, or the package's version."""
+    if sent := os.environ.get("GEOSWEEP_CODE_REVISION"):
+        return sent
     root = Path(__file__).resolve().parent.parent
     if (root / ".git").exists():
         described = subprocess.run(

@@ -87,9 +87,18 @@ class StoreLayout:
     def lease(self, what: str) -> Path:
         return self.root / "leases" / f"{safe_name(what, 'lease')}.json"
 
+    def claims(self, what: str) -> Path:
+        """The folder of the fencing numbers that were given for `what`."""
+        return self.root / "leases" / safe_name(what, "lease")
+
     def temporary(self) -> Path:
         """A path that nobody else uses, on the store's file system, in a folder that no reader scans."""
         return self.root / "temporary" / f"{os.getpid()}-{uuid.uuid4().hex}.part"
+
+
+def stop_file(layout: StoreLayout, sweep: str) -> Path:
+    """While this file exists, the attempts of a sweep save their state and end, and so does its driver."""
+    return layout.lease(f"{sweep}.stop")
 
 
 def safe_name(name: str, what: str) -> str:

@@ -1,7 +1,7 @@
-"""Agree on who does what only one should do: fold a store.
+"""Agree on who does what only one should do: fold a store, drive it.
 
-committer -> [leases] -> leases/<what>.json
-in    a store, the name of what is leased
+committer, driving -> [leases] -> leases/<what>.json
+in    a store, the name of what is leased: the fold, the driving
 out   whether this process may go on
 not   a lock: two holders for a moment are possible, and harmless where each step has a fence of its own
 
@@ -17,7 +17,8 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from orchestrator.store.durable import replace_file, storage_faults
@@ -27,35 +28,54 @@ SILENCE_S = 30.0  # after this long without a beat, the holder counts as dead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Holder:
+class Holder:
+    """Who holds a lease. machine: where its process id means something (machine_id); doing: for people."""
+
     owner: str
     host: str
+    machine: str
     pid: int
     beat: int
+    doing: str
 
 
 class Lease:
     """One contender for one lease."""
 
-    def __init__(self, layout: StoreLayout, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._layout, self._path, self._clock = layout, layout.lease(what), clock
+    def __init__(
+        self, layout: StoreLayout, what: str, clock: Callable[[], float] = time.monotonic, doing: str = ""
+    ) -> None:
+        self._layout, self._path, self._clock, self._doing = layout, layout.lease(what), clock, doing
         self._owner = uuid.uuid4().hex
         self._beat = 0
-        self._watched: _Holder | None = None
+        self._watched: Holder | None = None
         self._since = 0.0
 
     def hold(self) -> bool:
         """Beat as the holder, or become it if nobody is; whether this contender holds the lease now."""
-        holder = self._read()
-        if holder is None or holder.owner == self._owner or self._is_dead(holder):
+        if self.is_free():
             self.seize()
             return True
         return False
 
+    def is_free(self) -> bool:
+        """Whether nobody else holds it and lives; a dead holder is known by its silence since the first look."""
+        holder = self.holder()
+        return holder is None or holder.owner == self._owner or self._is_dead(holder)
+
     def seize(self) -> None:
         """Become the holder, whoever was: who finds itself replaced stops by itself."""
         self._beat += 1
-        content = {"owner": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "beat": self._beat}
+        content = asdict(
+            Holder(
+                owner=self._owner,
+                host=socket.gethostname(),
+                machine=machine_id(),
+                pid=os.getpid(),
+                beat=self._beat,
+                doing=self._doing,
+            )
+        )
         temporary = self._layout.temporary()
         with storage_faults(self._path, "the lease was not taken"):
             temporary.write_text(json.dumps(content))
@@ -63,21 +83,28 @@ class Lease:
 
     def release(self) -> None:
         """Let the next contender in at once."""
-        holder = self._read()
+        holder = self.holder()
         if holder is not None and holder.owner == self._owner:
             with storage_faults(self._path, "the lease runs out by itself"):
                 self._path.unlink(missing_ok=True)
 
-    def _is_dead(self, holder: _Holder) -> bool:
-        if holder.host == socket.gethostname() and not Path(f"/proc/{holder.pid}").exists():
+    def _is_dead(self, holder: Holder) -> bool:
+        if holder.machine == machine_id() and not Path(f"/proc/{holder.pid}").exists():
             return True
         if holder != self._watched:
             self._watched, self._since = holder, self._clock()
         return self._clock() - self._since > SILENCE_S
 
-    def _read(self) -> _Holder | None:
+    def holder(self) -> Holder | None:
         """Who holds the lease; None where nobody does, or the file says nothing readable."""
         try:
-            return _Holder(**json.loads(self._path.read_bytes()))
+            return Holder(**json.loads(self._path.read_bytes()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
+
+
+@cache
+def machine_id() -> str:
+    """Where a process id of ours means this process: this start of the machine, this namespace of process ids."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"

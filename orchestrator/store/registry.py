@@ -9,7 +9,6 @@ is written last.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import uuid
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.sharing import HeldState
-from orchestrator.store.durable import storage_faults
+from orchestrator.store.fences import newest
 from orchestrator.store.inbox import publish
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.tables import read_rows
@@ -97,11 +96,11 @@ def checkpoint_digests(layout: StoreLayout) -> dict[str, str]:
     return {row["segment"]: row["checkpoint"] for row in rows}
 
 
-def recommit(layout: StoreLayout, segment: SegmentLike, attempt: int) -> bool:
+def recommit(layout: StoreLayout, segment: SegmentLike) -> bool:
     """Whether the segment's last checkpoint is there; if so, its rows are too when this returns."""
     if not is_committed(layout, segment):
         return False
-    commit(layout, segment, attempt)
+    commit(layout, segment, newest(layout, segment.id))
     return True
 
 
@@ -149,20 +148,6 @@ def drop_rescues(layout: StoreLayout, segment: SegmentLike, *, keep: int) -> Non
     for tokens in _rescues(layout, segment):
         if tokens != keep and tokens != segment.to_tokens:
             shutil.rmtree(layout.checkpoint(segment.id, tokens), ignore_errors=True)
-
-
-def next_attempt(layout: StoreLayout, segment: str) -> int:
-    """The number of a new attempt at a segment: one more than the last that was begun."""
-    counter = layout.lease(segment)
-    try:
-        attempt = int(json.loads(counter.read_bytes())["attempt"]) + 1
-    except (FileNotFoundError, ValueError, KeyError):  # never begun, or its writer was killed while writing
-        attempt = 1
-    temporary = layout.temporary()
-    with storage_faults(counter, "the attempt was not begun"):
-        temporary.write_text(json.dumps({"attempt": attempt, "owner": f"{socket.gethostname()}:{os.getpid()}"}))
-        temporary.replace(counter)
-    return attempt
 
 
 def record_event(

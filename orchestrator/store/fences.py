@@ -1,0 +1,55 @@
+"""Number the attempts at a thing, so that only the newest may commit.
+
+attempt, driver -> [fences] -> leases/<what>/<number>.json
+in    a store, the name of what is attempted: a segment, or the driving of the store
+out   a fencing number: one more than every number given before, given once
+not   whether an older holder still lives: it is outdated in any case, and finds that out by itself
+
+A number is a file that is published without overwriting, the one operation that every kind of store has. Of two who
+begin at once one gets n, the other n + 1, and n is outdated.
+A check and the commit after it are two operations. Between them a newer attempt may begin and even commit. That is
+harmless: a checkpoint appears by one operation that never overwrites, so of two attempts one commits; and where both
+computed the same bits, the second finds the equal checkpoint there and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+from orchestrator.store.durable import make_folder, storage_faults, write_new
+from orchestrator.store.layout import StoreLayout
+
+
+def claim(layout: StoreLayout, what: str) -> int:
+    """A new attempt at `what`; every earlier one is outdated when this returns. raises EnvironmentFault"""
+    number = newest(layout, what) + 1
+    content = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
+    make_folder(layout.claims(what))
+    while not write_new(_file(layout, what, number), content, layout.temporary()):
+        number += 1
+    for older in range(number - 1, 0, -1):
+        if not _file(layout, what, older).exists():
+            break
+        with storage_faults(_file(layout, what, older), "it stays beside the newer one"):
+            _file(layout, what, older).unlink(missing_ok=True)
+    return number
+
+
+def newest(layout: StoreLayout, what: str) -> int:
+    """The highest number that was given; 0 where none was."""
+    folder = layout.claims(what)
+    with storage_faults(folder, "it is not known whose turn it is"):
+        names = [path.stem for path in folder.iterdir()] if folder.exists() else []
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def is_newest(layout: StoreLayout, what: str, number: int) -> bool:
+    """Whether no later attempt has begun."""
+    return newest(layout, what) <= number
+
+
+def _file(layout: StoreLayout, what: str, number: int) -> Path:
+    return layout.claims(what) / f"{number}.json"
