@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.sharing import HeldState
-from orchestrator.store.durable import storage_faults
 from orchestrator.store.inbox import publish
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.tables import read_rows
@@ -155,13 +154,11 @@ def next_attempt(layout: StoreLayout, segment: str) -> int:
     """The number of a new attempt at a segment: one more than the last that was begun."""
     counter = layout.lease(segment)
     try:
-        attempt = int(json.loads(counter.read_bytes())["attempt"]) + 1
+        attempt = int(json.loads(layout.files.read(counter))["attempt"]) + 1
     except (FileNotFoundError, ValueError, KeyError):  # never begun, or its writer was killed while writing
         attempt = 1
-    temporary = layout.temporary()
-    with storage_faults(counter, "the attempt was not begun"):
-        temporary.write_text(json.dumps({"attempt": attempt, "owner": f"{socket.gethostname()}:{os.getpid()}"}))
-        temporary.replace(counter)
+    content = {"attempt": attempt, "owner": f"{socket.gethostname()}:{os.getpid()}"}
+    layout.files.replace(counter, json.dumps(content).encode())
     return attempt
 
 
