@@ -18,7 +18,6 @@ from evaluators.hub import Foreign, read_foreign
 from orchestrator.driving import only_driver
 from orchestrator.identity import canonical_json, digest, short_count
 from orchestrator.store import registry
-from orchestrator.store.durable import make_folder, write_new
 from orchestrator.store.layout import StoreLayout, create_or_open, safe_name
 from orchestrator.store.sweeps import IMPORTED, ask, asked_evaluations, current_revision, stored_sweep
 from orchestrator.store.tables import publish_once
@@ -148,9 +147,8 @@ def _submit(layout: StoreLayout, sweep: str, chain: Sequence[Place], manifests: 
     revision = digest([sweep, [manifest.checkpoint for manifest in manifests]])[:12]
     trial = f"imported-{sweep[:80]}"
     file = layout.sweep(sweep, revision)
-    make_folder(file.parent)
     text = IMPORTED + json.dumps([asdict(place) for place in chain])
-    write_new(file, text.encode(), layout.temporary())
+    layout.files.publish(file, text.encode())
     publish_once(layout, "trials", [_trial_row(sweep, revision, trial, manifests[-1])])
     names = {"sweep": sweep, "revision": revision, "trial": trial}
     publish_once(layout, "chains", [{**names, **_chain_row(n, place)} for n, place in enumerate(chain)])

@@ -31,9 +31,10 @@ import pyarrow.parquet as pq
 
 from orchestrator import schema
 from orchestrator.store.durable import storage_faults
-from orchestrator.store.inbox import RESTORE, UnitGone, read_unit
+from orchestrator.store.files import Files, folder_of
+from orchestrator.store.inbox import UnitGone, read_unit
 from orchestrator.store.layout import StoreLayout, open_existing
-from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file
+from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file, fetch_data_file
 from orchestrator.views import (
     REPEATED_SEGMENTS_QUERY,
     RESULT_COLUMNS_QUERY,
@@ -99,7 +100,8 @@ class Answer:
 class _UnfoldedCurves:
     """Curves in the inbox, read from the files anew for each query: the one inbox that may be larger than memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: Files) -> None:
+        self._files = files
         self.paths: tuple[Path, ...] = ()
         self._fault: EnvironmentFault | None = None
 
@@ -118,7 +120,7 @@ class _UnfoldedCurves:
     def _batches(self) -> Iterator[pa.RecordBatch]:
         for path in self.paths:
             try:
-                yield from read_unit(path, schema.CURVES).to_batches()
+                yield from read_unit(self._files, path, schema.CURVES).to_batches()
             except EnvironmentFault as fault:
                 self._fault = fault
                 raise
@@ -138,13 +140,13 @@ class _Source:
 
         def read() -> dict[Path, pa.Table]:
             for path in self.stored.files:
-                if not path.exists():
-                    raise DataFileGone("corrupt_file", f"{path}: the file is missing", RESTORE)
+                fetch_data_file(self.stored.storage, path)
             if self.stored.spec is schema.CURVES:
                 return {}
             new = [path for path in self.stored.unfolded if path not in self.units]
             with ThreadPoolExecutor(_THREADS) as pool:
-                found = dict(zip(new, pool.map(partial(read_unit, spec=self.stored.spec), new), strict=True))
+                read_one = partial(read_unit, self.stored.storage, spec=self.stored.spec)
+                found = dict(zip(new, pool.map(read_one, new), strict=True))
             return {path: found[path] if path in found else self.units[path] for path in self.stored.unfolded}
 
         self.units = self.stored.reading(read)
@@ -155,7 +157,7 @@ class _Source:
         """Compare each data file with its name, once. raises EnvironmentFault that names a damaged file"""
         for path in self.stored.files:
             if path not in self.checked:
-                check_data_file(path)
+                check_data_file(self.stored.storage, path)
                 self.checked.add(path)
 
     def view(self) -> str:
@@ -178,14 +180,14 @@ class Store:
     """
 
     def __init__(self, root: Path | str) -> None:
-        """Open the store in folder `root`.
+        """Open the store in folder `root`, or at "s3://bucket/prefix".
 
         raises  InputError when there is no store or its format is newer; EnvironmentFault that names the file when
                 one cannot be read: no file is ever skipped
         """
-        self._layout = open_existing(Path(root))
+        self._layout = open_existing(folder_of(root) if isinstance(root, str) else root)
         self._sources = {name: _Source(self._layout, name) for name in schema.TABLES}
-        self._curves = _UnfoldedCurves()
+        self._curves = _UnfoldedCurves(self._layout.files)
         self._columns: list[ResultColumn] | None = None  # found when first asked for
         self._curves_are_clear = False  # the view knows which segments have several attempts
         self._database = _connect(self._layout.root / "tables")

@@ -17,38 +17,37 @@ from __future__ import annotations
 import json
 import os
 import socket
+import uuid
 from pathlib import Path
 
-from orchestrator.store.durable import make_folder, storage_faults, write_new
 from orchestrator.store.layout import StoreLayout
 
 
 def claim(layout: StoreLayout, what: str) -> int:
     """A new attempt at `what`; every earlier one is outdated when this returns. raises EnvironmentFault"""
-    number = newest(layout, what) + 1
-    content = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
-    make_folder(layout.claims(what))
-    while not write_new(_file(layout, what, number), content, layout.temporary()):
+    given = _given(layout, what)
+    number = max(given, default=0) + 1
+    content = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "claim": uuid.uuid4().hex}).encode()
+    while not layout.files.publish(_file(layout, what, number), content):
         number += 1
-    for older in range(number - 1, 0, -1):
-        if not _file(layout, what, older).exists():
-            break
-        with storage_faults(_file(layout, what, older), "it stays beside the newer one"):
-            _file(layout, what, older).unlink(missing_ok=True)
+    for older in given:
+        layout.files.remove(_file(layout, what, older))
     return number
 
 
 def newest(layout: StoreLayout, what: str) -> int:
-    """The highest number that was given; 0 where none was."""
-    folder = layout.claims(what)
-    with storage_faults(folder, "it is not known whose turn it is"):
-        names = [path.stem for path in folder.iterdir()] if folder.exists() else []
-    return max((int(name) for name in names if name.isdigit()), default=0)
+    """The highest number that was given; 0 where none was. raises EnvironmentFault"""
+    return max(_given(layout, what), default=0)
 
 
 def is_newest(layout: StoreLayout, what: str, number: int) -> bool:
     """Whether no later attempt has begun."""
     return newest(layout, what) <= number
+
+
+def _given(layout: StoreLayout, what: str) -> list[int]:
+    names = (path.stem for path in layout.files.children(layout.claims(what)))
+    return [int(name) for name in names if name.isdigit()]
 
 
 def _file(layout: StoreLayout, what: str, number: int) -> Path:

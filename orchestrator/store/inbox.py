@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from orchestrator.schema import BOOL, DOUBLE, FORMAT_VERSION, INT, STRING, STRINGS, TABLES, TIME, Column, Table
-from orchestrator.store.durable import storage_faults, write_new
+from orchestrator.store.files import Files
 from orchestrator.store.layout import StoreLayout
 from trainers.errors import EnvironmentFault, GeosweepError, InputError, nearest
 
@@ -88,9 +88,9 @@ def publish(layout: StoreLayout, table: str, rows: Rows) -> Path:
     unit = conform(spec, rows)
     final = layout.inbox(table) / f"{unit_key(spec, unit)}.parquet"
     data = encode(unit)
-    while not write_new(final, data, layout.temporary()):
+    while not layout.files.publish(final, data):
         try:
-            found = differences(spec, stored=read_unit(final, spec), given=unit)
+            found = differences(spec, stored=read_unit(layout.files, final, spec), given=unit)
         except UnitGone:  # folded just now: put it down again, the fold compares
             continue
         if found:
@@ -156,24 +156,19 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
 
 def list_units(layout: StoreLayout, table: str) -> list[Path]:
     """The files that a table consists of, by name."""
-    folder = layout.inbox(table)
-    with storage_faults(folder, "the table was not read"):
-        return sorted(folder.glob("*.parquet")) if folder.exists() else []
+    return [path for path in layout.files.children(layout.inbox(table)) if path.suffix == ".parquet"]
 
 
-def read_unit(path: Path, spec: Table) -> pa.Table:
+def read_unit(files: Files, path: Path, spec: Table) -> pa.Table:
     """All rows of one file, every page checked against its checksum.
 
     raises  EnvironmentFault (corrupt_file) for a file that is damaged or not one of ours, (newer_format) for one that a
             newer geosweep wrote; each names the file; UnitGone when there is none
     """
     try:
-        with storage_faults(path, "it was not read"):
-            data = path.read_bytes()
-    except EnvironmentFault as fault:
-        if isinstance(fault.__cause__, FileNotFoundError):
-            raise UnitGone(fault.kind, fault.what, fault.next_step) from fault
-        raise
+        data = files.read(path)
+    except FileNotFoundError as error:
+        raise UnitGone("corrupt_file", f"{path}: the file is missing", RESTORE) from error
     refuse_extension_types(path, io.BytesIO(data))
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from orchestrator.store.durable import replace_file, storage_faults
 from orchestrator.store.layout import StoreLayout
 
 SILENCE_S = 30.0  # after this long without a beat, the holder counts as dead
@@ -45,7 +44,7 @@ class Lease:
     def __init__(
         self, layout: StoreLayout, what: str, clock: Callable[[], float] = time.monotonic, doing: str = ""
     ) -> None:
-        self._layout, self._path, self._clock, self._doing = layout, layout.lease(what), clock, doing
+        self._files, self._path, self._clock, self._doing = layout.files, layout.lease(what), clock, doing
         self._owner = uuid.uuid4().hex
         self._beat = 0
         self._watched: Holder | None = None
@@ -76,17 +75,13 @@ class Lease:
                 doing=self._doing,
             )
         )
-        temporary = self._layout.temporary()
-        with storage_faults(self._path, "the lease was not taken"):
-            temporary.write_text(json.dumps(content))
-        replace_file(temporary, self._path)
+        self._files.replace(self._path, json.dumps(content).encode())
 
     def release(self) -> None:
         """Let the next contender in at once."""
         holder = self.holder()
         if holder is not None and holder.owner == self._owner:
-            with storage_faults(self._path, "the lease runs out by itself"):
-                self._path.unlink(missing_ok=True)
+            self._files.remove(self._path)
 
     def _is_dead(self, holder: Holder) -> bool:
         if holder.machine == machine_id() and not Path(f"/proc/{holder.pid}").exists():
@@ -98,7 +93,7 @@ class Lease:
     def holder(self) -> Holder | None:
         """Who holds the lease; None where nobody does, or the file says nothing readable."""
         try:
-            return Holder(**json.loads(self._path.read_bytes()))
+            return Holder(**json.loads(self._files.read(self._path)))
         except (FileNotFoundError, ValueError, TypeError):
             return None
 

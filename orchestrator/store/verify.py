@@ -71,15 +71,15 @@ def _verify_table(layout: StoreLayout, table: str, findings: Findings) -> None:
         findings.damaged.append(str(fault))
         return
     for path in list_units(layout, table):
-        findings.check("units in inboxes", partial(read_unit, path, stored.spec))
+        findings.check("units in inboxes", partial(read_unit, layout.files, path, stored.spec))
     for path, rows in stored.rows.items():
-        findings.check("data files of tables", partial(_read_pages, path, rows))
+        findings.check("data files of tables", partial(_read_pages, layout, path, rows))
     if not any(line.startswith(str(stored.folder)) for line in findings.damaged):
         findings.check("tables without a doubled or lost unit", partial(_compare_keys, stored))
 
 
-def _read_pages(path: Path, rows: int) -> None:
-    check_data_file(path)
+def _read_pages(layout: StoreLayout, path: Path, rows: int) -> None:
+    check_data_file(layout.files, path)
     try:
         with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
             found = sum(batch.num_rows for batch in file.iter_batches())
@@ -90,12 +90,13 @@ def _read_pages(path: Path, rows: int) -> None:
 
 
 def _compare_keys(stored: StoredTable) -> None:
-    keys = [distinct_keys(path) for path in stored.files]
+    keys = [distinct_keys(stored.storage, path) for path in stored.files]
     doubled = sum(map(len, keys)) - len(pa.chunked_array(keys, pa.string()).unique())
     if doubled:
         raise EnvironmentFault("corrupt_file", f"{stored.folder}: {doubled} units are in two data files")
-    for path in sorted(set(stored.folder.glob("*.parquet")) - set(stored.files)):
-        there = distinct_keys(path).to_pylist()
+    there_are = {path for path in stored.storage.children(stored.folder) if path.suffix == ".parquet"}
+    for path in sorted(there_are - set(stored.files)):
+        there = distinct_keys(stored.storage, path).to_pylist()
         if alone := len(set(there) - stored.have(there)):
             what = f"{path}: {alone} units that no log names; geosweep store compact folds them"
             raise EnvironmentFault("corrupt_file", what)
