@@ -83,7 +83,7 @@ def only_driver(layout: StoreLayout) -> Iterator[None]:
         except BlockingIOError as error:
             raise EnvironmentFault(
                 "store_busy",
-                f"{layout.root}: another `geosweep run` or `eval` works on this store; nothing was started",
+                f"{layout.url}: another `geosweep run` or `eval` works on this store; nothing was started",
                 "wait for it, stop it with Ctrl-C, or use another --store",
             ) from error
         yield
