@@ -14,17 +14,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from orchestrator.identity import histories
 from orchestrator.legs import Leg, LegSegment
 from orchestrator.store import registry
+from orchestrator.store.checkpoints import fetch_checkpoint, put_checkpoint
+from orchestrator.store.copies import fetch_corpus
 from orchestrator.store.fences import claim, is_newest
 from orchestrator.store.layout import StoreLayout
-from trainers.checkpoint import read_curve
+from trainers.checkpoint import CURVE, STATE, WEIGHTS, read_curve
 from trainers.errors import InputError
 from trainers.loop import CurveRecord, Execution, Training
 
+WHOLE = (WEIGHTS, STATE, CURVE)
 State = Literal["training", "committed", "diverged", "stopped", "outdated"]
 
 
@@ -100,13 +104,14 @@ class Attempt:
             self._attempt = claim(self._layout, segment.id)
         if self._training is not None:
             return self._training
-        corpus = self._layout.corpus(self._leg.recipe.data.corpus)
+        corpus = fetch_corpus(self._layout.root, self._leg.recipe.data.corpus)
         rescue = registry.newest_rescue(self._layout, segment)
         if rescue is not None:
+            fetch_checkpoint(self._layout, rescue, WHOLE)
             self._training = Training.resume(rescue, self._leg.recipe, corpus, self._execution)
             self._curve = list(read_curve(rescue))
         elif segment.parent is not None:
-            start = self._layout.checkpoint(segment.parent, segment.from_tokens)
+            start = fetch_checkpoint(self._layout, self._layout.checkpoint(segment.parent, segment.from_tokens), WHOLE)
             self._training = Training.resume(start, self._leg.recipe, corpus, self._execution)
         else:
             self._training = Training.fresh(self._leg.recipe, corpus, self._execution)
@@ -123,13 +128,7 @@ class Attempt:
 
     def _commit(self, segment: LegSegment, training: Training) -> None:
         registry.drop_stateless(self._layout, segment)
-        training.save(
-            self._layout.checkpoint(segment.id, segment.to_tokens),
-            segment=segment.id,
-            history=segment.history,
-            curve=self._curve,
-            temporary=self._layout.temporary(),
-        )
+        self._put(training, segment, segment.history)
         registry.commit(self._layout, segment, self._attempt)
         registry.record_event(self._layout, "committed", self._sweep, segment.id, self._attempt, self._where())
         self._left.pop(0)
@@ -140,12 +139,20 @@ class Attempt:
     def _save_rescue(self, segment: LegSegment, training: Training) -> None:
         """Leave the newest state inside the segment, then drop the older ones; at a segment's start there is none."""
         if training.tokens > segment.from_tokens:
-            target = self._layout.checkpoint(segment.id, training.tokens)
             history = histories(self._leg.recipe, [training.tokens])[training.tokens]
-            temporary = self._layout.temporary()
-            training.save(target, segment=segment.id, history=history, curve=self._curve, temporary=temporary)
+            self._put(training, segment, history)
             registry.drop_rescues(self._layout, segment, keep=training.tokens)
         self._saved_at = time.monotonic()
+
+    def _put(self, training: Training, segment: LegSegment, history: str) -> None:
+        write = partial(
+            training.save,
+            segment=segment.id,
+            history=history,
+            curve=self._curve,
+            temporary=self._layout.temporary(),
+        )
+        put_checkpoint(self._layout, self._layout.checkpoint(segment.id, training.tokens), write)
 
     def _diverged(self, segment: LegSegment, tokens: int, reason: str) -> Progress:
         """A diverged loss is a result: stored with its token count and the curve up to there, and never repeated."""

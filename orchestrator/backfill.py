@@ -29,6 +29,7 @@ from orchestrator.reach import require_visible_store
 from orchestrator.run import POLL_S, SessionEnd, session_ray, stop_signals
 from orchestrator.spec import read_text
 from orchestrator.store import registry
+from orchestrator.store.checkpoints import has_checkpoint
 from orchestrator.store.layout import StoreLayout, create_or_open, open_existing, stop_file
 from orchestrator.store.sweeps import ask, asked_evaluations, require_revision
 from trainers.errors import InputError, nearest
@@ -86,7 +87,7 @@ def evaluate_sweep(
 
 def _is_gone(layout: StoreLayout, place: _Place, committed: Collection[str]) -> bool:
     """Whether the checkpoint was there and was not kept: nothing new can be asked of it."""
-    return place.segment in committed and not layout.checkpoint(place.segment, place.tokens).exists()
+    return place.segment in committed and not has_checkpoint(layout, layout.checkpoint(place.segment, place.tokens))
 
 
 def _session(
@@ -106,9 +107,9 @@ def _session(
         with screen, session_ray(address), stop_signals(stopping, screen):
             if address is not None:
                 require_visible_store(layout)
-            stop_file(layout, sweep).unlink(missing_ok=True)
+            layout.files.remove(stop_file(layout, sweep))
             pool = EvaluationPool(layout, ledger, min(actors, owed))
-            while pool.poll(committed) and not stopping.is_set() and not stop_file(layout, sweep).exists():
+            while pool.poll(committed) and not stopping.is_set() and not layout.files.exists(stop_file(layout, sweep)):
                 screen.counts(_counts(ledger, failures))
                 time.sleep(POLL_S)
             failures = pool.failures
@@ -117,7 +118,7 @@ def _session(
         trained=0,
         evaluated=ledger.done - before - len(failures),
         complete=not ledger.owed(committed),
-        stopped=stopping.is_set() or stop_file(layout, sweep).exists(),
+        stopped=stopping.is_set() or layout.files.exists(stop_file(layout, sweep)),
         problems=tuple(f"{name}: {reason}" for name, reason in failures.items()),
     )
 

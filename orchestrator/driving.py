@@ -101,7 +101,7 @@ def _wait_until_free(layout: StoreLayout, lease: Lease, say: Callable[[str], Non
 def _busy(layout: StoreLayout, holder: Holder | None) -> EnvironmentFault:
     return EnvironmentFault(
         "store_busy",
-        f"{layout.root}: {_name(holder)} works on this store; nothing was started",
+        f"{layout.url}: {_name(holder)} works on this store; nothing was started",
         "wait for it, stop it with Ctrl-C or `geosweep stop NAME`, or use another --store",
     )
 
@@ -121,10 +121,10 @@ def ask_to_stop(layout: StoreLayout, sweep: str, wait_s: float, say: Callable[[s
     lease = Lease(layout, WHAT)
     holder = lease.holder()
     if holder is None or lease.is_free():
-        raise InputError(f"{layout.root}: nothing works on this store, so there is nothing to stop")
+        raise InputError(f"{layout.url}: nothing works on this store, so there is nothing to stop")
     if holder.doing.split()[-1:] != [sweep]:
-        raise InputError(f"{layout.root}: {_name(holder)} works on this store, not on '{sweep}'; nothing was stopped")
-    stop_file(layout, sweep).touch()
+        raise InputError(f"{layout.url}: {_name(holder)} works on this store, not on '{sweep}'; nothing was stopped")
+    layout.files.replace(stop_file(layout, sweep), b"")
     say(f"asked {_name(holder)} to stop")
     until = time.monotonic() + wait_s
     while not lease.is_free():

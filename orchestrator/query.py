@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator import schema
+from orchestrator.store.copies import corpus_folders
 from orchestrator.store.durable import storage_faults
 from orchestrator.store.files import Files, folder_of
 from orchestrator.store.inbox import UnitGone, read_unit
@@ -211,7 +212,7 @@ class Store:
         for source in changed:
             self._register(source)
         self._curves.paths = self._sources["curves"].stored.unfolded
-        self._database.register("corpora", _corpora(self._layout.root / "corpora"))
+        self._database.register("corpora", _corpora(self._layout.root))
         if changed:
             self._columns, self._curves_are_clear = None, False
         return bool(changed)
@@ -262,7 +263,7 @@ class Store:
             return self.sql("select * from results order by sweep, trial, tokens")
         sweeps = [row["sweep"] for row in self.sql("select sweep from latest").rows()]
         if sweep not in sweeps:
-            raise InputError(f"the store {self._layout.root} has no sweep '{sweep}'{nearest(sweep, sweeps)}")
+            raise InputError(f"the store {self._layout.url} has no sweep '{sweep}'{nearest(sweep, sweeps)}")
         return self.sql("select * from results where sweep = $sweep order by trial, tokens", {"sweep": sweep})
 
     def tables(self) -> tuple[str, ...]:
@@ -350,8 +351,8 @@ def export(store: Store, folder: Path) -> dict[str, int]:
     return {name: store.save(name, folder / f"{name}.parquet") for name in store.tables()}
 
 
-def _corpora(folder: Path) -> pa.Table:
-    manifests = [read_manifest(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
+def _corpora(root: Path) -> pa.Table:
+    manifests = [read_manifest(folder) for folder in corpus_folders(root)]
     rows = [
         {
             "corpus": manifest.name,

@@ -14,6 +14,7 @@ from pathlib import Path
 from cluster.submit import Command, Handle, send
 from orchestrator.identity import digest
 from orchestrator.spec import parse, refuse
+from orchestrator.store.layout import StoreLayout
 from trainers.checkpoint import code_revision
 
 SENT_AS = "sweep.yaml"
@@ -43,4 +44,4 @@ def submit_sweep(text: str, source: str, store: str, address: str, options: Sequ
 
 def absolute(store: Path) -> str:
     """The store as another machine with the same mounts names it."""
-    return str(store.resolve())
+    return StoreLayout(store.resolve()).url

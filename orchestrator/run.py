@@ -162,7 +162,7 @@ class _Session:
         """A stop that was asked from elsewhere, another driver, or a fault that every leg has, ends the session."""
         if self._stopping.is_set():
             return
-        if stop_file(self._layout, self._plan.sweep).exists():
+        if self._layout.files.exists(stop_file(self._layout, self._plan.sweep)):
             self._screen.say("stopping, as `geosweep stop` asked: running trials save their state")
             self._stopping.set()
         if self._hopeless:

@@ -28,6 +28,7 @@ from orchestrator.placement import bundle_of
 from orchestrator.spec import Execution as SweepExecution
 from orchestrator.spec import Retries
 from orchestrator.store.durable import is_full
+from orchestrator.store.files import folder_of
 from orchestrator.store.layout import StoreLayout, stop_file
 from trainers.errors import EnvironmentFault, InputError
 
@@ -58,7 +59,7 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
 
     def _begin(self, config: dict[str, Any]) -> None:
         self._config = config
-        self._layout = StoreLayout(Path(config["store"]))
+        self._layout = StoreLayout(folder_of(config["store"]))
         self._attempt: Attempt | None = None
         self._next_look = 0.0
         self._stop = False
@@ -87,8 +88,8 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
     def _stop_asked(self) -> bool:
         """Whether the session is asked to stop; looks at the disk a few times a second only."""
         if not self._stop and (now := time.monotonic()) > self._next_look:
-            self._next_look = now + 0.25
-            self._stop = stop_file(self._layout, self._config["sweep"]).exists()
+            self._next_look = now + (1.0 if self._layout.files.remote else 0.25)
+            self._stop = self._layout.files.exists(stop_file(self._layout, self._config["sweep"]))
         return self._stop
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -154,7 +155,7 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
         resources = self._execution.resources_of(leg.recipe.model.scale)
         return {
             "leg": leg.to_json(),
-            "store": str(self._layout.root),
+            "store": self._layout.url,
             "sweep": self._sweep,
             "cpus": resources.cpus,
             "gpus": resources.gpus,
@@ -249,7 +250,7 @@ class TuneSession:
         self._tuner = _tuner(self._search, scratch, listener)
         self._thread = threading.Thread(target=self._fit, name="tune", daemon=True)
         self.crash: str | None = None
-        stop_file(layout, sweep).unlink(missing_ok=True)
+        layout.files.remove(stop_file(layout, sweep))
 
     def start(self) -> None:
         self._thread.start()
@@ -261,7 +262,7 @@ class TuneSession:
     def stop(self) -> None:
         """No new legs; the running ones save their state and end within a second or two."""
         self._search.stopping.set()
-        stop_file(self._layout, self._sweep).touch()
+        self._layout.files.replace(stop_file(self._layout, self._sweep), b"")
 
     def _fit(self) -> None:
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
@@ -270,7 +271,7 @@ class TuneSession:
         except BaseException:  # noqa: BLE001  a thread's exception would be lost: the session reports it
             self.crash = traceback.format_exc()
         finally:
-            stop_file(self._layout, self._sweep).unlink(missing_ok=True)
+            self._layout.files.remove(stop_file(self._layout, self._sweep))
 
 
 def _tuner(search: _LegSearch, scratch: Path, listener: Listener) -> tune.Tuner:

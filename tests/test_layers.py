@@ -30,7 +30,9 @@ ORDER = {
     ),
     "cluster": "code connect submit testbed",
     "orchestrator.report": "style figures effects matrices tables page",
-    "orchestrator.store": "durable files layout leases fences inbox tables committer registry sweeps verify",
+    "orchestrator.store": (
+        "durable files copies layout leases fences checkpoints inbox tables committer registry sweeps verify"
+    ),
 }
 
 RAY_ALLOWED = {

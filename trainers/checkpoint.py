@@ -373,17 +373,22 @@ def _publish(folder: Path, target: Path, manifest: CheckpointManifest) -> Checkp
             raise
         there = read_manifest(target)
         if there.checkpoint != manifest.checkpoint:
-            raise InputError(
-                f"{target}: another checkpoint is there; nothing was written",
-                [
-                    f"there: {there.checkpoint} of {there.made.time:%Y-%m-%d %H:%M} on {there.made.host}",
-                    f"new:   {manifest.checkpoint}",
-                ],
-                "a checkpoint is never replaced: remove the folder if it is the wrong one",
-            ) from None
+            raise other_checkpoint(str(target), there, manifest) from None
         manifest = there
     _sync(target.parent)
     return manifest
+
+
+def other_checkpoint(target: str, there: CheckpointManifest, new: CheckpointManifest) -> InputError:
+    """What to raise where a checkpoint belongs and another one is."""
+    return InputError(
+        f"{target}: another checkpoint is there; nothing was written",
+        [
+            f"there: {there.checkpoint} of {there.made.time:%Y-%m-%d %H:%M} on {there.made.host}",
+            f"new:   {new.checkpoint}",
+        ],
+        "a checkpoint is never replaced: remove the folder if it is the wrong one",
+    )
 
 
 @contextmanager

@@ -201,7 +201,7 @@ class S3Files:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        with self._faults(final, "nothing was written"):
+        with self._faults(final, "nothing was written"), _bucket_is_there():
             try:
                 obstore.put(self._store, self._key(final), content, mode="create")
             except AlreadyExistsError:
@@ -211,17 +211,17 @@ class S3Files:
         return True
 
     def place(self, finished: Path, final: Path) -> None:
-        self._upload(finished, final)
+        self.upload(finished, final)
         self._keep(finished, final)
 
     def replace(self, final: Path, content: bytes) -> None:
         import obstore
 
-        with self._faults(final, "the older file stays"):
+        with self._faults(final, "the older file stays"), _bucket_is_there():
             obstore.put(self._store, self._key(final), content)
 
     def replace_with(self, finished: Path, final: Path) -> None:
-        self._upload(finished, final)
+        self.upload(finished, final)
         finished.unlink()
 
     def read(self, path: Path) -> bytes:
@@ -231,10 +231,14 @@ class S3Files:
             return bytes(obstore.get(self._store, self._key(path)).bytes())
 
     def fetch(self, path: Path) -> Path:
+        if not path.exists():
+            self.download(path, path)
+        return path
+
+    def download(self, path: Path, target: Path) -> None:
+        """The content as a whole local file at `target`. raises FileNotFoundError"""
         import obstore
 
-        if path.exists():
-            return path
         temporary = new_temporary(self.root)
         try:
             with self._faults(path, "it was not fetched"), storage_faults(path, "it was not fetched"):
@@ -242,10 +246,9 @@ class S3Files:
                 with temporary.open("xb") as file:
                     for part in found.stream(min_chunk_size=4 * 2**20):
                         file.write(part)
-            self._keep(temporary, path)
+            self._keep(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
-        return path
 
     def exists(self, path: Path) -> bool:
         try:
@@ -285,10 +288,11 @@ class S3Files:
     def sync(self, path: Path) -> None:
         """An object is durable when its put returns."""
 
-    def _upload(self, finished: Path, final: Path) -> None:
+    def upload(self, finished: Path, final: Path) -> None:
+        """Put the content of a local file there, whatever was there before."""
         import obstore
 
-        with self._faults(final, "nothing was written"):
+        with self._faults(final, "nothing was written"), _bucket_is_there():
             obstore.put(self._store, self._key(final), finished)
 
     def _keep(self, finished: Path, final: Path) -> None:
@@ -322,11 +326,15 @@ def folder_of(store: str) -> Path:
     if "://" not in store:
         return Path(store)
     bucket, prefix = _bucket_and_prefix(store)
-    folder = _cache_folder() / quote(f"{bucket}/{prefix}".rstrip("/"), safe="")
+    name = f"{bucket}/{prefix}".rstrip("/")
+    return make_copy(S3 + name, _cache_folder() / quote(name, safe=""))
+
+
+def make_copy(url: str, folder: Path) -> Path:
+    """Make a folder the copy of a store on S3, with nothing in it yet."""
     with storage_faults(folder, "the store was not opened"):
         (folder / "temporary").mkdir(parents=True, exist_ok=True)
         (folder / "leases").mkdir(exist_ok=True)
-        url = f"{S3}{bucket}/{prefix}".rstrip("/")
         if not (folder / _URL).exists():
             temporary = new_temporary(folder)
             temporary.write_text(url)
@@ -385,6 +393,17 @@ def _connect(bucket: str, prefix: str) -> S3Store:
         retry_config={"max_retries": 5},
         credential_provider=provider,
     )
+
+
+@contextmanager
+def _bucket_is_there() -> Iterator[None]:
+    """A put that finds nothing has found no bucket."""
+    from obstore.exceptions import GenericError
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise GenericError("there is no such bucket") from error
 
 
 @contextmanager

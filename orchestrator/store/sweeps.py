@@ -78,7 +78,15 @@ def current_revision(layout: StoreLayout, sweep: str) -> str | None:
 
 def stored_sweep(layout: StoreLayout, sweep: str) -> Path:
     """The file of a sweep's current revision, on this machine; InputError as require_revision."""
-    return layout.files.fetch(layout.sweep(sweep, require_revision(layout, sweep)))
+    return sweep_file(layout, sweep, require_revision(layout, sweep))
+
+
+def sweep_file(layout: StoreLayout, sweep: str, revision: str) -> Path:
+    """The file of one revision of a sweep, on this machine. raises InputError when the store has lost it"""
+    try:
+        return layout.files.fetch(layout.sweep(sweep, revision))
+    except FileNotFoundError as error:
+        raise InputError(f"{layout.files.name(layout.sweep(sweep, revision))}: the file is missing") from error
 
 
 def require_revision(layout: StoreLayout, sweep: str) -> str:
