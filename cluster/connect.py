@@ -115,11 +115,14 @@ def call_on_every_node(function: Callable[[], Any]) -> dict[str, Any]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    def call() -> Any:  # Ray takes nothing but plain functions
+        return function()
+
     calls = {}
     for node in ray.nodes():
         if node["Alive"]:
             place = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
-            task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(function)
+            task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(call)
             calls[node["NodeManagerHostname"]] = task.remote()
     until = time.monotonic() + _CALL_S
     return {name: _answer(call, until - time.monotonic()) for name, call in calls.items()}

@@ -110,8 +110,9 @@ def _client(address: str) -> Any:
         raise InputError(f"--address {address}: not the URL of a dashboard", problems)
     require_reachable(parts.hostname, port or (443 if parts.scheme == "https" else 80))
     use_token()
-    logging.getLogger("ray").setLevel(logging.CRITICAL)
     from ray.job_submission import JobSubmissionClient
+
+    logging.getLogger("ray").setLevel(logging.CRITICAL)  # Ray sets it when it is imported
 
     try:
         client = JobSubmissionClient(address)

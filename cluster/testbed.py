@@ -165,8 +165,9 @@ class Host:
 
     def kill(self) -> None:
         """Power off: with its init, the kernel kills every process of the host, and its address is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.init, signal.SIGKILL)
+        if self._launcher.poll() is not None:
+            return
+        os.kill(self.init, signal.SIGKILL)
         self._launcher.communicate()
         for process in self._started:
             process.communicate()

@@ -57,7 +57,9 @@ def classify(error: BaseException | str | None) -> Failure:
 
 
 def _is_death(error: BaseException) -> bool:
-    return any(kind.__name__ in ("RayActorError", "NodeDiedError", "OutOfMemoryError") for kind in type(error).__mro__)
+    """Whether Ray says that a process or a machine went away; torch has an OutOfMemoryError too."""
+    deaths = ("RayActorError", "NodeDiedError", "OutOfMemoryError")
+    return any(kind.__module__ == "ray.exceptions" and kind.__name__ in deaths for kind in type(error).__mro__)
 
 
 def _kind_of_death(text: str, *, preempted: bool) -> Kind:

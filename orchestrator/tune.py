@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import pickle
 import threading
 import time
 import traceback
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
+from ray.train._internal.session import _TrainingResult
 from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
 
@@ -92,8 +94,9 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
             self._stop = self._layout.files.exists(stop_file(self._layout, self._config["sweep"]))
         return self._stop
 
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Tune asks when a trial ends; our checkpoints are in the store already."""
+    def save(self, checkpoint_dir: str | None = None) -> Any:
+        """Tune asks when a trial ends; our checkpoints are in the store, and Tune's folder is on the driver only."""
+        return _TrainingResult(checkpoint=None, metrics={})
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """A retry finds its state in the store."""
@@ -225,11 +228,10 @@ class _Relay(_NotInSnapshots, tune.Callback):  # type: ignore[misc]
 
 
 def _error_of(trial: Any) -> BaseException | str | None:
-    """What Tune keeps of a trial's end: the exception, or its text where it could not be pickled."""
+    """What Tune wrote down of a trial's end on this machine: the exception, or its text where that cannot be read."""
     with contextlib.suppress(Exception):
-        if error := trial.get_pickled_error():
-            return error  # type: ignore[no-any-return]
-    return trial.get_error()  # type: ignore[no-any-return]
+        return pickle.loads(Path(trial.pickled_error_file).read_bytes())  # type: ignore[no-any-return]
+    return Path(trial.error_file).read_text() if trial.error_file else None
 
 
 class TuneSession:

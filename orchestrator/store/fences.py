@@ -25,14 +25,17 @@ from orchestrator.store.layout import StoreLayout
 
 def claim(layout: StoreLayout, what: str) -> int:
     """A new attempt at `what`; every earlier one is outdated when this returns. raises EnvironmentFault"""
-    given = _given(layout, what)
-    number = max(given, default=0) + 1
     content = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "claim": uuid.uuid4().hex}).encode()
-    while not layout.files.publish(_file(layout, what, number), content):
-        number += 1
-    for older in given:
-        layout.files.remove(_file(layout, what, older))
-    return number
+    while True:
+        given = _given(layout, what)
+        number = max(given, default=0) + 1
+        if not layout.files.publish(_file(layout, what, number), content):
+            continue
+        if is_newest(layout, what, number):  # else it was given before, and removed since by a newer attempt
+            for older in given:
+                layout.files.remove(_file(layout, what, older))
+            return number
+        layout.files.remove(_file(layout, what, number))
 
 
 def newest(layout: StoreLayout, what: str) -> int:
