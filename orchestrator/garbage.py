@@ -52,10 +52,7 @@ def find_garbage(layout: StoreLayout) -> list[Garbage]:
     raises  InputError when a sweep in the store cannot be planned any more: then nobody knows what it needs
     """
     current = current_revisions(layout)
-    texts = {
-        (name, revision): read_text(sweep_file(layout, name, revision))
-        for name, revision in current.items()
-    }
+    texts = {(name, revision): read_text(sweep_file(layout, name, revision)) for name, revision in current.items()}
     # What was imported cannot be made again: it stays.
     trained = {key: text for key, text in texts.items() if not text.startswith(IMPORTED)}
     plans = {key: _plan(layout, *key, text) for key, text in trained.items()}
