@@ -104,6 +104,7 @@ def _new_attempt(layout: StoreLayout, config: Mapping[str, Any]) -> Attempt:
         device="cuda" if config["gpus"] else "cpu",
         threads=config["cpus"],
         micro_batch=config["micro_batch"],
+        compress_checkpoints=config["compress_checkpoints"],
     )
     return Attempt(
         layout,
@@ -153,6 +154,7 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
             "gpus": resources.gpus,
             "micro_batch": self._execution.micro_batch,
             "rescue_seconds": self._execution.rescue_seconds,
+            "compress_checkpoints": self._execution.compress_checkpoints,
         }
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:

@@ -95,7 +95,9 @@ def test_a_leg_is_trained_on_two_machines_with_the_bits_of_one(
     put_corpus(layout.root, "builtin")
     leg = only_leg(layout.root, planned(layout.root))
     for _ in range(3):
-        begin(layout.root, leg, rescue_s=0.0).advance(0.01, never)
+        attempt = begin(layout.root, leg, rescue_s=0.0)
+        attempt.advance(0.01, never)
+        attempt.wait()
     assert not list(layout.root.glob("temporary/*"))
     elsewhere = on_another_machine(layout, monkeypatch)
     assert train(elsewhere.root, leg).state == "committed"
