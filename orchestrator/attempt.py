@@ -5,14 +5,16 @@ in    a Leg, the store, how to execute
 out   committed checkpoints; Progress after each slice of time
 not   Ray: tune.py calls `advance` again and again; any of it may be killed at any instant
 
-A slice ends at a step boundary. Between two checkpoints of the plan the state is saved as a *rescue*: a checkpoint
-folder inside the segment, read by nobody but the next attempt, gone when the segment is committed.
+A slice ends at a step boundary. A checkpoint is written from a copy of the state by a thread, while training goes on;
+the next one waits for it, and so does the end. Between two checkpoints of the plan the state is saved as a *rescue*: a
+checkpoint folder inside the segment, read by nobody but the next attempt, gone when the segment is committed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -22,13 +24,14 @@ from orchestrator.legs import Leg, LegSegment
 from orchestrator.store import registry
 from orchestrator.store.checkpoints import fetch_checkpoint, put_checkpoint
 from orchestrator.store.copies import fetch_corpus
-from orchestrator.store.fences import claim, is_newest
+from orchestrator.store.fences import Outdated, claim, require_newest
 from orchestrator.store.layout import StoreLayout
 from trainers.checkpoint import CURVE, STATE, WEIGHTS, read_curve
 from trainers.errors import InputError
-from trainers.loop import CurveRecord, Execution, Training
+from trainers.loop import CurveRecord, Execution, Snapshot, Training
 
 WHOLE = (WEIGHTS, STATE, CURVE)
+Curve = Sequence[CurveRecord]
 State = Literal["training", "committed", "diverged", "stopped", "outdated"]
 
 
@@ -59,6 +62,9 @@ class Attempt:
         self._attempt = 0  # at the segment that is open
         self._left = [s for s in leg.segments if not self._is_done(s)]
         self._training: Training | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+        self._writing_of: LegSegment | None = None
         self._curve: list[CurveRecord] = []
         self._saved_at = time.monotonic()
 
@@ -68,6 +74,12 @@ class Attempt:
         stop_asked  looked at every step; when true, the state is saved as a rescue and the attempt ends
         raises      InputError (never retried) and EnvironmentFault (retried), both with the store unharmed
         """
+        try:
+            return self._advance(seconds, stop_asked)
+        except Outdated as end:
+            return self._progress("outdated", self._left[0] if self._left else self._leg.segments[-1], str(end))
+
+    def _advance(self, seconds: float, stop_asked: Callable[[], bool]) -> Progress:
         if self._left:
             self._opened(self._left[0])  # takes its time, which is not part of the slice
         until = time.monotonic() + seconds
@@ -75,27 +87,27 @@ class Attempt:
             segment = self._left[0]
             training = self._opened(segment)
             ending = training.train_to(
-                segment.to_tokens, lambda: time.monotonic() > until or stop_asked(), self._curve.append
+                segment.to_tokens,
+                lambda: time.monotonic() > until or stop_asked() or self._write_failed(),
+                self._curve.append,
             )
-            if not is_newest(self._layout, segment.id, self._attempt):
-                return self._outdated(segment)
+            if self._write_failed() or ending.kind == "diverged":
+                self.wait()
+            require_newest(self._layout, segment.id, self._attempt)
             if ending.kind == "diverged":
                 return self._diverged(segment, ending.tokens, ending.reason)
             if ending.kind == "reached":
-                try:
-                    self._commit(segment, training)
-                except InputError:  # other bits lie there: a newer attempt on another device was faster
-                    if is_newest(self._layout, segment.id, self._attempt):
-                        raise
-                    return self._outdated(segment)
+                self._commit(segment, training)
                 continue
             if stop_asked():
                 self._save_rescue(segment, training)
+                self.wait()
                 registry.record_event(self._layout, "stopped", self._sweep, segment.id, self._attempt, self._where())
                 return self._progress("stopped", segment)
             if time.monotonic() - self._saved_at > self._rescue_s:
                 self._save_rescue(segment, training)
             return self._progress("training", segment)
+        self.wait()
         return self._progress("committed", self._leg.segments[-1])
 
     def _opened(self, segment: LegSegment) -> Training:
@@ -126,33 +138,63 @@ class Attempt:
             return False
         return registry.recommit(self._layout, segment)
 
+    def wait(self) -> None:
+        """Until the checkpoint that is being written is in the store. raises what its writing raised"""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write_failed(self) -> bool:
+        return self._writing is not None and self._writing.done() and self._writing.exception() is not None
+
+    def _start_writing(
+        self, segment: LegSegment, training: Training, commit: Callable[[Snapshot, Curve], None]
+    ) -> None:
+        """Write a copy of the state beside the training: one at a time."""
+        self.wait()
+        self._writing_of = segment
+        self._writing = self._writer.submit(commit, training.snapshot(), tuple(self._curve))
+        self._saved_at = time.monotonic()
+
     def _commit(self, segment: LegSegment, training: Training) -> None:
-        registry.drop_stateless(self._layout, segment)
-        self._put(training, segment, segment.history)
-        registry.commit(self._layout, segment, self._attempt)
-        registry.record_event(self._layout, "committed", self._sweep, segment.id, self._attempt, self._where())
+        number = self._attempt
+
+        def commit(snapshot: Snapshot, curve: Curve) -> None:
+            require_newest(self._layout, segment.id, number)
+            registry.drop_stateless(self._layout, segment)
+            self._put(snapshot, segment, number, segment.history, curve)
+            registry.commit(self._layout, segment, number)
+            where = self._where(snapshot.tokens, number)
+            registry.record_event(self._layout, "committed", self._sweep, segment.id, number, where)
+
+        self._start_writing(segment, training, commit)
         self._left.pop(0)
         self._attempt = 0
         self._curve = []
-        self._saved_at = time.monotonic()
 
     def _save_rescue(self, segment: LegSegment, training: Training) -> None:
         """Leave the newest state inside the segment, then drop the older ones; at a segment's start there is none."""
+
+        number = self._attempt
+
+        def commit(snapshot: Snapshot, curve: Curve) -> None:
+            require_newest(self._layout, segment.id, number)
+            history = histories(self._leg.recipe, [snapshot.tokens])[snapshot.tokens]
+            self._put(snapshot, segment, number, history, curve)
+            registry.drop_rescues(self._layout, segment, keep=snapshot.tokens)
+
         if training.tokens > segment.from_tokens:
-            history = histories(self._leg.recipe, [training.tokens])[training.tokens]
-            self._put(training, segment, history)
-            registry.drop_rescues(self._layout, segment, keep=training.tokens)
+            self._start_writing(segment, training, commit)
         self._saved_at = time.monotonic()
 
-    def _put(self, training: Training, segment: LegSegment, history: str) -> None:
-        write = partial(
-            training.save,
-            segment=segment.id,
-            history=history,
-            curve=self._curve,
-            temporary=self._layout.temporary(),
-        )
-        put_checkpoint(self._layout, self._layout.checkpoint(segment.id, training.tokens), write)
+    def _put(self, snapshot: Snapshot, segment: LegSegment, number: int, history: str, curve: Curve) -> None:
+        temporary = self._layout.temporary()
+        write = partial(snapshot.write, segment=segment.id, history=history, curve=curve, temporary=temporary)
+        try:
+            put_checkpoint(self._layout, self._layout.checkpoint(segment.id, snapshot.tokens), write)
+        except InputError:  # other bits lie there: of a newer attempt on another device, or there is something wrong
+            require_newest(self._layout, segment.id, number)
+            raise
 
     def _diverged(self, segment: LegSegment, tokens: int, reason: str) -> Progress:
         """A diverged loss is a result: stored with its token count and the curve up to there, and never repeated."""
@@ -160,18 +202,18 @@ class Attempt:
         registry.record_event(self._layout, "diverged", self._sweep, segment.id, self._attempt, reason)
         return self._progress("diverged", segment, reason)
 
-    def _outdated(self, segment: LegSegment) -> Progress:
-        return self._progress("outdated", segment, f"attempt {self._attempt} was replaced by a newer one")
-
-    def _where(self) -> str:
-        tokens = self._training.tokens if self._training else 0
-        return f"at {tokens:,} tokens, attempt {self._attempt}"
+    def _where(self, tokens: int | None = None, attempt: int | None = None) -> str:
+        if tokens is None:
+            tokens = self._training.tokens if self._training else 0
+        return f"at {tokens:,} tokens, attempt {attempt or self._attempt}"
 
     def _progress(self, state: State, segment: LegSegment, detail: str = "") -> Progress:
+        """segment: where the attempt trains; while the end of the one before is being written, that one is not done."""
         last = self._curve[-1] if self._curve else None
+        unwritten = self._writing_of if self._writing is not None and not self._writing.done() else None
         return Progress(
             state=state,
-            segment=segment.id,
+            segment=(unwritten or segment).id,
             tokens=self._training.tokens if self._training else segment.to_tokens,
             loss=last.loss if last else None,
             tokens_per_s=last.tokens_per_s if last else None,

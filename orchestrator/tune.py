@@ -94,7 +94,7 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
             self._stop = self._layout.files.exists(stop_file(self._layout, self._config["sweep"]))
         return self._stop
 
-    def save(self, checkpoint_dir: str | None = None) -> Any:
+    def save(self, checkpoint_dir: str | None = None) -> Any:  # noqa: ARG002
         """Tune asks when a trial ends; our checkpoints are in the store, and Tune's folder is on the driver only."""
         return _TrainingResult(checkpoint=None, metrics={})
 
@@ -111,6 +111,7 @@ def _new_attempt(layout: StoreLayout, config: Mapping[str, Any]) -> Attempt:
         device="cuda" if config["gpus"] else "cpu",
         threads=config["cpus"],
         micro_batch=config["micro_batch"],
+        compress_checkpoints=config["compress_checkpoints"],
     )
     return Attempt(
         layout,
@@ -165,6 +166,7 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
             "bundle": json.dumps(bundle_of(resources)),
             "micro_batch": self._execution.micro_batch,
             "rescue_seconds": self._execution.rescue_seconds,
+            "compress_checkpoints": self._execution.compress_checkpoints,
         }
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:

@@ -69,6 +69,8 @@ def test_a_second_driver_is_refused_by_name_while_the_first_lives(layout: StoreL
             beating.set()
             heart.join()
     assert caught.value.kind == "store_busy"
+    assert "`geosweep run first`" in str(caught.value)
+    assert "on far" in str(caught.value)
 
 
 def test_a_driver_that_died_on_this_machine_is_replaced_at_once(layout: StoreLayout) -> None:

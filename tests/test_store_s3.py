@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,15 +13,23 @@ from urllib.parse import urlsplit
 import pytest
 from conftest import SECRET
 from store_rows import metric_row, row
+from test_attempt import begin, never, only_leg, planned, stored, train
 
+from orchestrator.evals import Ledger, StoreEvaluations, metric_rows
+from orchestrator.garbage import find_garbage
+from orchestrator.legs import Leg
 from orchestrator.query import Store
+from orchestrator.store import registry
+from orchestrator.store.checkpoints import fetch_checkpoint
 from orchestrator.store.committer import only_committer
+from orchestrator.store.copies import put_corpus
 from orchestrator.store.files import folder_of
 from orchestrator.store.inbox import StoreConflict, list_units, publish
 from orchestrator.store.layout import StoreLayout, create_or_open, open_existing
 from orchestrator.store.leases import Lease
 from orchestrator.store.tables import read_rows
 from orchestrator.store.verify import verify
+from trainers.checkpoint import CURVE, STATE, WEIGHTS, verify_checkpoint
 from trainers.errors import EnvironmentFault, InputError
 
 
@@ -76,6 +85,64 @@ def test_of_two_contenders_one_holds_a_lease_until_it_is_silent_or_lets_go(layou
     assert (first.hold(), second.hold()) == (True, False)
     first.release()
     assert (second.hold(), first.hold()) == (True, False)
+
+
+def test_a_leg_is_trained_on_two_machines_with_the_bits_of_one(
+    layout: StoreLayout, store_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(store_root, only_leg(store_root, planned(store_root)))
+    shutil.copytree(store_root / "corpora" / "builtin", layout.corpus("builtin"))
+    put_corpus(layout.root, "builtin")
+    leg = only_leg(layout.root, planned(layout.root))
+    for _ in range(3):
+        attempt = begin(layout.root, leg, rescue_s=0.0)
+        attempt.advance(0.01, never)
+        attempt.wait()
+    assert not list(layout.root.glob("temporary/*"))
+    elsewhere = on_another_machine(layout, monkeypatch)
+    assert train(elsewhere.root, leg).state == "committed"
+    assert stored(elsewhere.root) == stored(store_root)
+    last = elsewhere.checkpoint(leg.segments[-1].id, 8192)
+    assert verify_checkpoint(fetch_checkpoint(elsewhere, last, (WEIGHTS, STATE, CURVE))).tokens == 8192
+    left_alone_and_removed(layout, elsewhere, leg)
+
+
+def left_alone_and_removed(layout: StoreLayout, elsewhere: StoreLayout, leg: Leg) -> None:
+    """The same checkpoint again changes nothing; what is given up is gone on both machines, and verify knows why."""
+    first, second, last = leg.segments
+    before = layout.files.below(layout.root / "checkpoints")
+    registry.recommit(layout, last, attempt=9)
+    assert layout.files.below(layout.root / "checkpoints") == before
+    assert {(item.tokens, item.segment) for item in registry.held_states(layout)} == {
+        (segment.to_tokens, segment.id) for segment in leg.segments
+    }
+    registry.release_state(layout, second, "small")
+    registry.release(layout, first, "small")
+    assert (registry.is_committed(elsewhere, first), registry.has_state(elsewhere, second)) == (False, False)
+    assert registry.is_committed(elsewhere, second)
+    assert verify(layout).damaged == []
+    lost = next(path for path in layout.files.below(layout.root / "checkpoints") if path.name.startswith("weights-"))
+    layout.files.remove(lost)
+    assert ["weights" in line for line in verify(layout).damaged] == [True]
+
+
+def test_an_evaluation_fetches_what_it_reads_and_gc_says_what_would_go(
+    layout: StoreLayout, store_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(store_root / "corpora" / "builtin", layout.corpus("builtin"))
+    put_corpus(layout.root, "builtin")
+    plan = planned(layout.root, evaluations=[{"evaluator": "loss", "suite": "builtin", "tokens_per_domain": 64}])
+    train(layout.root, only_leg(layout.root, plan))
+    elsewhere = on_another_machine(layout, monkeypatch)
+    for item in Ledger(elsewhere, plan.evaluations).owed(set(plan.trials[0].chain)):
+        evaluations = StoreEvaluations.__new__(StoreEvaluations)  # its start is for a process of its own
+        path = str(Path(item.folder).relative_to(elsewhere.root))
+        answer = evaluations.evaluate_stored(layout.url, path, item.evaluation.settings.model_dump(mode="json"))
+        publish(elsewhere, "metrics", metric_rows(item, answer))
+    with Store(layout.url) as store:
+        (cell,) = store.sql("select state from cells").rows()
+    assert cell == {"state": "complete"}
+    assert [item.path.name for item in find_garbage(layout)] == ["state.parquet", "state.parquet"]
 
 
 def test_a_url_that_names_no_bucket_or_no_s3_is_refused(s3_store: str) -> None:

@@ -23,6 +23,10 @@ from pathlib import Path
 from orchestrator.store.layout import StoreLayout
 
 
+class Outdated(Exception):
+    """A newer attempt has begun; this one leaves without a trace."""
+
+
 def claim(layout: StoreLayout, what: str) -> int:
     """A new attempt at `what`; every earlier one is outdated when this returns. raises EnvironmentFault"""
     content = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "claim": uuid.uuid4().hex}).encode()
@@ -46,6 +50,12 @@ def newest(layout: StoreLayout, what: str) -> int:
 def is_newest(layout: StoreLayout, what: str, number: int) -> bool:
     """Whether no later attempt has begun."""
     return newest(layout, what) <= number
+
+
+def require_newest(layout: StoreLayout, what: str, number: int) -> None:
+    """raises Outdated if a later attempt has begun"""
+    if not is_newest(layout, what, number):
+        raise Outdated(f"attempt {number} at {what} was replaced by a newer one")
 
 
 def _given(layout: StoreLayout, what: str) -> list[int]:
