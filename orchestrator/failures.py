@@ -30,11 +30,13 @@ class Failure:
 
     detail     one line
     traceback  of an exception in our code; empty when the process or its machine went away
+    silent     the process answers no more, and Ray does not know yet whether its machine went with it
     """
 
     kind: Kind
     detail: str
     traceback: str = ""
+    silent: bool = False
 
     @property
     def place(self) -> str:
@@ -53,7 +55,11 @@ def classify(error: BaseException | str | None) -> Failure:
         return Failure(kind=kind, detail=_last_line(text), traceback=text)
     if getattr(error, "actor_init_failed", False):
         return Failure(kind="unknown", detail=_last_line(text), traceback=text)
-    return Failure(kind=_kind_of_death(text, preempted=getattr(error, "preempted", False)), detail=_reason(text))
+    return Failure(
+        kind=_kind_of_death(text, preempted=getattr(error, "preempted", False)),
+        detail=_reason(text),
+        silent=type(error).__name__ == "ActorUnavailableError",
+    )
 
 
 def _is_death(error: BaseException) -> bool:

@@ -15,16 +15,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray import tune
+import ray
+from ray import get_runtime_context, tune
 from ray.train._internal.session import _TrainingResult
 from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
 
-from orchestrator.failures import KINDS, Budget, Kind, classify
+from orchestrator.failures import KINDS, Budget, Failure, Kind, classify
 from orchestrator.legs import Leg, LegQueue
 from orchestrator.placement import bundle_of
 from orchestrator.spec import Execution as SweepExecution
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # torch is for the workers: the driver does without it
     from orchestrator.attempt import Attempt
 
 PAUSE_SECONDS = 5.0  # between two tries while the disk is full
+SILENT_SECONDS = 90.0  # Ray's own default for noticing a machine that is gone is about a minute
 SLICE_SECONDS = 1.0  # a trial reports, and sees whether it is to stop, about this often
 
 # Tune would copy the driver's keys into each trial's environment, which the dashboard shows; workers have their own
@@ -53,6 +55,7 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
     """Tune's side of an attempt; one actor trains many legs, one after the other."""
 
     def setup(self, config: dict[str, Any]) -> None:
+        self._node = get_runtime_context().get_node_id()
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -77,7 +80,7 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
             if not is_full(fault):
                 raise
             progress = self._pause(fault)
-        return {**progress, "done": progress["state"] not in ("training", "paused")}
+        return {**progress, "node": self._node, "done": progress["state"] not in ("training", "paused")}
 
     def _pause(self, fault: EnvironmentFault) -> dict[str, Any]:
         """Wait a little for space; the next step goes on from what is in the store."""
@@ -140,13 +143,16 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
         self._listener = listener
         self._budget = Budget(budgets(execution.retries), execution.retries.equal_faults)
         self._delayed: list[tuple[float, Leg]] = []
+        self._silent: list[tuple[float, Leg, Failure, str | None]] = []
         self.legs: dict[str, Leg] = {}
+        self.nodes: dict[str, str] = {}
         self.stopping = threading.Event()
 
     def set_search_properties(self, *_args: Any, **_keywords: Any) -> bool:
         return True
 
     def suggest(self, trial_id: str) -> Any:
+        self._judge_silent()
         if self.stopping.is_set() or self._queue.exhausted:
             return Searcher.FINISHED
         self._end_delays()
@@ -173,6 +179,7 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
         if error:
             return  # `died` follows, with the exception
         leg = self.legs.pop(trial_id)
+        self.nodes.pop(trial_id, None)
         outcome = dict(result or {"state": "failed", "kind": "unknown", "detail": "no result"})
         if outcome["state"] == "committed":
             self._queue.committed(leg)
@@ -184,8 +191,27 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
 
     def died(self, trial_id: str, error: BaseException | str | None) -> None:
         """An attempt ended with an exception: its leg goes back into the queue, or is lost."""
-        leg = self.legs.pop(trial_id)
+        leg, node = self.legs.pop(trial_id), self.nodes.pop(trial_id, None)
         failure = classify(error)
+        if failure.silent and not self.stopping.is_set():
+            self._silent.append((time.monotonic() + SILENT_SECONDS, leg, failure, node))
+        else:
+            self._judge(leg, failure)
+
+    def _judge_silent(self) -> None:
+        """Tell a machine that went away from a process that did, once Ray has noticed it or has had its time."""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if self._silent else set()
+        waiting = []
+        for until, leg, failure, node in self._silent:
+            if node is not None and node not in alive:
+                self._judge(leg, replace(failure, kind="node_lost"))
+            elif time.monotonic() > until or self.stopping.is_set():
+                self._judge(leg, failure)
+            else:
+                waiting.append((until, leg, failure, node))
+        self._silent = waiting
+
+    def _judge(self, leg: Leg, failure: Failure) -> None:
         verdict = self._budget.judge(leg.id, failure)
         self._listener(leg, {"state": "died", "kind": failure.kind, "detail": failure.detail})
         if verdict.action == "again":
@@ -222,6 +248,7 @@ class _Relay(_NotInSnapshots, tune.Callback):  # type: ignore[misc]
     def on_trial_result(self, *, trial: Any, result: Mapping[str, Any], **_rest: Any) -> None:
         with contextlib.suppress(Exception):
             if (leg := self._search.legs.get(trial.trial_id)) and not result.get("done"):
+                self._search.nodes[trial.trial_id] = result["node"]
                 self._listener(leg, result)
 
     def on_trial_error(self, *, trial: Any, **_rest: Any) -> None:

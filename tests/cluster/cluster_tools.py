@@ -1,19 +1,16 @@
-"""Real hosts for the tests of this folder: network namespaces with a Ray node each. They need root's rights."""
+"""What the tests of this folder share: a sweep, commands beside a cluster, and waiting for what happens."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from cluster.testbed import DASHBOARD_PORT, Host, Testbed, wait_for_port
 from orchestrator.query import Store
@@ -26,36 +23,15 @@ SWEEP = {
         "scale": "tiny-32",
         "context": 32,
         "batch_size": 8,
-        "token_budget": 262_144,
+        "token_budget": 327_680,
         "repeat": True,
     },
     "grids": [{"name": "decay-seed", "axes": {"weight_decay": [0.01, 0.1], "seed": [0, 1, 2]}}],
-    "checkpoints": {"at_fractions": [0, 0.25, 0.5, 1]},
+    "checkpoints": {"at_fractions": [0, 0.1, 0.25, 0.5, 0.75, 1]},
     "evaluations": [{"evaluator": "geometry", "at": "every"}],
     "execution": {"rescue_seconds": 1, "evaluators": 1},
 }
 DEADLINE_S = 240.0
-
-
-@pytest.fixture(scope="session")
-def testbed() -> Iterator[Testbed]:
-    with tempfile.TemporaryDirectory(prefix="gs", dir="/tmp") as folder, Testbed(Path(folder)) as made:
-        yield made
-
-
-@pytest.fixture(scope="session")
-def sweep_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sweep") / "lost.yaml"
-    path.write_text(yaml.safe_dump(SWEEP, sort_keys=False))
-    return path
-
-
-@pytest.fixture
-def shared_store(tmp_path: Path, corpus: Path) -> Path:
-    """The folder of a store that every host sees; no store yet, but its corpus."""
-    store = tmp_path / "store"
-    shutil.copytree(corpus, store / "corpora" / "builtin")
-    return store
 
 
 def start_head(testbed: Testbed, name: str, cpus: int = 0) -> Host:
