@@ -4,7 +4,7 @@ tests/cluster -> [testbed] -> network, process and mount namespaces; Ray nodes i
 A host is an init process in namespaces of its own: address, host name, process ids, /dev/shm and scratch disk are its
 own, the rest of the file system (so also a store's folder) is shared, as on a cluster with a network file system.
 in    root's rights, iproute2 and util-linux
-out   Testbed, Host; when the testbed is left, nothing of it is left
+out   Bed, Host; when the testbed is left, nothing of it is left
 not   a store, a sweep, a job
 """
 
@@ -28,7 +28,7 @@ import psutil
 
 from trainers.errors import EnvironmentFault
 
-_TOOLS = ("ip", "unshare", "nsenter", "mount")
+_TOOLS = ("ip", "setpriv", "unshare", "nsenter", "mount")
 _SCRATCH_MIB = 512
 _SHARED_MEMORY_MIB = 192
 _OBJECT_STORE_BYTES = 80 * 2**20
@@ -40,8 +40,20 @@ HEALTH_CHECKS = {  # a lost node is noticed within ten seconds; Ray's default is
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
 }
-# --kill-child: should this process be killed, the host goes with it
-_NEW_HOST = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+# should this process be killed, unshare is killed by the kernel, and the host's init with it
+_NEW_HOST = (
+    "setpriv",
+    "--pdeathsig",
+    "KILL",
+    "unshare",
+    "--net",
+    "--uts",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
 _INIT = """
 set -e
 hostname "$1"
@@ -198,7 +210,7 @@ class Host:
         return {**os.environ, **self.environment, **more}
 
 
-class Testbed:
+class Bed:
     """Hosts on one bridge, which the machine itself is on too. Leaving it kills them all.
 
     token   file with the token of every Ray cluster in it
@@ -216,7 +228,7 @@ class Testbed:
         self.token = folder / "token"
         new_token(self.token)
 
-    def __enter__(self) -> Testbed:
+    def __enter__(self) -> Bed:
         _ip("link", "add", self._id, "type", "bridge")
         _ip("address", "add", f"{self._network}.1/24", "dev", self._id)
         _ip("link", "set", self._id, "up")
@@ -225,9 +237,11 @@ class Testbed:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
     ) -> None:
-        for host in self.hosts.values():
-            host.kill()
-        _ip("link", "delete", self._id)
+        try:
+            for host in self.hosts.values():
+                host.kill()
+        finally:
+            _ip("link", "delete", self._id)
 
     @property
     def environment(self) -> dict[str, str]:

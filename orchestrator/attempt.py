@@ -12,11 +12,14 @@ checkpoint folder inside the segment, read by nobody but the next attempt, gone 
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from orchestrator.identity import histories
@@ -25,11 +28,14 @@ from orchestrator.store import registry
 from orchestrator.store.checkpoints import fetch_checkpoint, put_checkpoint
 from orchestrator.store.copies import fetch_corpus
 from orchestrator.store.fences import Outdated, claim, require_newest
+from orchestrator.store.inbox import publish
 from orchestrator.store.layout import StoreLayout
+from trainers.certificate import loaded_digests, replay, saved_digests
 from trainers.checkpoint import CURVE, STATE, WEIGHTS, read_curve
 from trainers.errors import InputError
 from trainers.loop import CurveRecord, Execution, Snapshot, Training
 
+REPLAYED_STEPS = 2  # of those that a rescue records, trained again before its state is trusted
 WHOLE = (WEIGHTS, STATE, CURVE)
 Curve = Sequence[CurveRecord]
 State = Literal["training", "committed", "diverged", "stopped", "outdated"]
@@ -116,21 +122,57 @@ class Attempt:
             self._attempt = claim(self._layout, segment.id)
         if self._training is not None:
             return self._training
-        corpus = fetch_corpus(self._layout.root, self._leg.recipe.data.corpus)
         rescue = registry.newest_rescue(self._layout, segment)
         if rescue is not None:
             fetch_checkpoint(self._layout, rescue, WHOLE)
-            self._training = Training.resume(rescue, self._leg.recipe, corpus, self._execution)
             self._curve = list(read_curve(rescue))
+            self._training = self._resumed(segment, rescue)
         elif segment.parent is not None:
-            start = fetch_checkpoint(self._layout, self._layout.checkpoint(segment.parent, segment.from_tokens), WHOLE)
-            self._training = Training.resume(start, self._leg.recipe, corpus, self._execution)
+            self._training = self._resumed(segment, self._start_of(segment))
         else:
-            self._training = Training.fresh(self._leg.recipe, corpus, self._execution)
+            self._training = Training.fresh(self._leg.recipe, self._corpus(), self._execution)
         kind = "started" if rescue is None and self._attempt == 1 else "resumed"
         registry.record_event(self._layout, kind, self._sweep, segment.id, self._attempt, self._where())
         self._saved_at = time.monotonic()
         return self._training
+
+    def _resumed(self, segment: LegSegment, folder: Path) -> Training:
+        """The training that a checkpoint or rescue holds, with its certificate in the store."""
+        difference = self._replay(segment)  # first: two models at once may not fit
+        training = Training.resume(folder, self._leg.recipe, self._corpus(), self._execution)
+        row = {
+            "sweep": self._sweep,
+            "segment": segment.id,
+            "attempt": self._attempt,
+            "tokens": training.tokens,
+            **{f"{part}_saved": value for part, value in asdict(saved_digests(folder)).items()},
+            **{f"{part}_loaded": value for part, value in asdict(loaded_digests(training)).items()},
+            "replayed_steps": len(self._curve[:REPLAYED_STEPS]),
+            "replay_difference": difference,
+            "device": self._execution.device,
+            "host": socket.gethostname(),
+            "time": datetime.now(UTC),
+        }
+        publish(self._layout, "resumes", [row])
+        return training
+
+    def _replay(self, segment: LegSegment) -> float | None:
+        """Train the first steps that a rescue records once more, here, from where its segment starts."""
+        recorded = self._curve[:REPLAYED_STEPS]
+        if not recorded:
+            return None
+        if segment.parent is None:
+            start = Training.fresh(self._leg.recipe, self._corpus(), self._execution)
+        else:
+            start = Training.resume(self._start_of(segment), self._leg.recipe, self._corpus(), self._execution)
+        return replay(start, recorded)
+
+    def _start_of(self, segment: LegSegment) -> Path:
+        assert segment.parent is not None
+        return fetch_checkpoint(self._layout, self._layout.checkpoint(segment.parent, segment.from_tokens), WHOLE)
+
+    def _corpus(self) -> Path:
+        return fetch_corpus(self._layout.root, self._leg.recipe.data.corpus)
 
     def _is_done(self, segment: LegSegment) -> bool:
         """Whether its checkpoint is there, with its state if something starts from it; its rows are then there too."""

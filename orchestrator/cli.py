@@ -402,11 +402,18 @@ def status(
     store: StoreOption = DEFAULT_STORE,
     as_json: Json = False,
     watch: Annotated[bool, typer.Option("--watch", help="draw it again every two seconds")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="is each resumed training the one that was saved? exit code 1 if not"),
+    ] = False,
 ) -> None:
     """Show each cell of a sweep: complete, training, owed, diverged, failed and why."""
     from orchestrator import status as page
     from orchestrator.query import Store
 
+    if verify:
+        _show_certificates(name, store, as_json)
+        return
     with Store(store) as opened:
         if watch and not as_json:
             page.watch(opened, name, out)
@@ -416,6 +423,20 @@ def status(
         print(json.dumps([asdict(sweep) for sweep in sweeps], indent=2))
     else:
         page.show(sweeps, out)
+
+
+def _show_certificates(name: str | None, store: Path, as_json: bool) -> None:
+    from orchestrator import certificates as page
+    from orchestrator.query import Store
+
+    with Store(store) as opened:
+        found = page.read_certificates(opened, name)
+    if as_json:
+        print(json.dumps(found, indent=2, default=str))
+    else:
+        page.show(found, out)
+    if not all(row["holds"] for row in found):
+        raise typer.Exit(1)
 
 
 @app.command()

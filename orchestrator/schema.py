@@ -359,8 +359,39 @@ SPEEDS = Table(
     ),
 )
 
+RESUMES = Table(
+    name="resumes",
+    meaning="certificate of each state that training went on from: what was saved is what was loaded, and trains alike",
+    key=("segment", "attempt"),
+    unit=("segment", "attempt"),
+    columns=(
+        _SWEEP,
+        _SEGMENT,
+        _column("attempt", INT, "attempt at the segment that loaded the state"),
+        _column("tokens", INT, "tokens that the state has seen", "tokens"),
+        _column("weights_saved", STRING, "sha256 of the weights when they were saved"),
+        _column("weights_loaded", STRING, "sha256 of the weights in memory after they were loaded"),
+        _column("optimizer_saved", STRING, "sha256 of the optimizer's moments when they were saved"),
+        _column("optimizer_loaded", STRING, "the same in memory after they were loaded"),
+        _column("random_saved", STRING, "sha256 of the random state when it was saved"),
+        _column("random_loaded", STRING, "the same in memory after it was loaded"),
+        _column("sequence_saved", INT, "next training sequence by the saved position", "sequences"),
+        _column("sequence_loaded", INT, "next training sequence that is read", "sequences"),
+        _column(
+            "replayed_steps", INT, "steps that an earlier attempt recorded and this machine trained again", "steps"
+        ),
+        _nullable("replay_difference", DOUBLE, "largest difference of their losses; null if none", "nats/token"),
+        _made("device", STRING, "device that loaded it"),
+        _HOST,
+        _TIME,
+    ),
+)
+
 TABLES: Mapping[str, Table] = MappingProxyType(
-    {t.name: t for t in (TRIALS, CHAINS, ASKED, SEGMENTS, CHECKPOINTS, METRICS, FAILURES, CURVES, EVENTS, SPEEDS)}
+    {
+        t.name: t
+        for t in (TRIALS, CHAINS, ASKED, SEGMENTS, CHECKPOINTS, METRICS, FAILURES, CURVES, EVENTS, SPEEDS, RESUMES)
+    }
 )
 
 _EVALUATION_STATE = (

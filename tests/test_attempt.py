@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from test_spec import sweep_file
 
 from orchestrator.attempt import Attempt, Progress
+from orchestrator.certificates import read_certificates
 from orchestrator.corpora import corpus_facts
 from orchestrator.legs import Leg, LegQueue
 from orchestrator.plan import Plan, load_plan
@@ -18,6 +20,8 @@ from orchestrator.standing import read_standing
 from orchestrator.store import registry
 from orchestrator.store.layout import StoreLayout, create_or_open
 from orchestrator.store.sweeps import submit
+from trainers import checkpoint
+from trainers.checkpoint import CurveRecord
 from trainers.errors import EnvironmentFault
 from trainers.loop import Execution
 
@@ -100,6 +104,33 @@ def test_a_stop_leaves_a_rescue_that_the_commit_removes(store_root: Path, other_
     assert train(other_root, leg).state == "committed"
     assert stored(other_root) == stored(store_root)
     assert sorted(int(path.name) for path in (other_root / "checkpoints").glob("*/*")) == [0, 4096, 8192]
+
+
+def test_each_state_that_is_trained_on_from_has_a_certificate_and_a_changed_one_does_not_hold(
+    store_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leg = only_leg(store_root, planned(store_root))
+    steps = iter(range(20))
+    begin(store_root, leg).advance(60.0, lambda: next(steps, None) is None)
+    begin(store_root, leg, rescue_s=0.0).advance(0.01, never)
+    with Store(store_root) as store:
+        (certificate,) = read_certificates(store, "small")
+    assert certificate["holds"]
+    assert (certificate["replayed_steps"], certificate["replay_difference"]) == (2, 0.0)
+    assert certificate["sequence_loaded"] == certificate["tokens"] // 32
+
+    recorded = checkpoint.read_curve
+
+    def wrong(folder: Path) -> tuple[CurveRecord, ...]:
+        return tuple(replace(record, loss=record.loss + 1e-12) for record in recorded(folder))
+
+    monkeypatch.setattr("orchestrator.attempt.read_curve", wrong)
+    begin(store_root, leg, rescue_s=0.0).advance(0.01, never)
+    with Store(store_root) as store:
+        _, certificate = read_certificates(store, "small")
+    assert certificate["digests_agree"]
+    assert 0 < certificate["replay_difference"] < 1e-11
+    assert not certificate["holds"]
 
 
 def test_an_attempt_that_was_replaced_while_it_was_away_commits_nothing(store_root: Path, other_root: Path) -> None:

@@ -18,7 +18,7 @@ MAY_IMPORT = {
 }
 
 ORDER = {
-    "trainers": "errors config scales schedule corpus tokens batches model head optim checkpoint loop __main__",
+    "trainers": "errors config scales schedule corpus tokens batches model head optim checkpoint loop certificate __main__",
     "evaluators": (
         "config metrics geometry suites loss hidden finetune hub quantize gptq_child gptq_format evaluate actors "
         "__main__"
@@ -26,7 +26,7 @@ ORDER = {
     "orchestrator": (
         "spec presets identity sharing plan retention placement machines cost lint changes schema store corpora views "
         "query failures legs standing attempt driving reach remote tune evals garbage preview planpage bench progress "
-        "run imports backfill status trialpage statistics study report bundle reference cli __main__"
+        "run imports backfill status certificates trialpage statistics study report bundle reference cli __main__"
     ),
     "cluster": "code connect submit testbed",
     "orchestrator.report": "style figures effects matrices tables page",

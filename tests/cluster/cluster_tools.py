@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster.testbed import DASHBOARD_PORT, Host, Testbed, wait_for_port
+from cluster.testbed import DASHBOARD_PORT, Bed, Host, wait_for_port
 from orchestrator.query import Store
 
 SWEEP = {
@@ -34,7 +34,7 @@ SWEEP = {
 DEADLINE_S = 240.0
 
 
-def start_head(testbed: Testbed, name: str, cpus: int = 0) -> Host:
+def start_head(testbed: Bed, name: str, cpus: int = 0) -> Host:
     head = testbed.new_host(name)
     head.start_ray(cpus=cpus)
     wait_for_port(head.address, DASHBOARD_PORT)
@@ -45,7 +45,7 @@ def url(head: Host) -> str:
     return f"http://{head.address}:{DASHBOARD_PORT}"
 
 
-def geosweep(testbed: Testbed, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+def geosweep(testbed: Bed, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """A command on the machine that the hosts are on, which is no node of any cluster."""
     return subprocess.Popen(
         [sys.executable, "-m", "orchestrator", *arguments],

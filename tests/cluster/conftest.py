@@ -11,7 +11,7 @@ import pytest
 import yaml
 from cluster_tools import SWEEP
 
-from cluster.testbed import Testbed
+from cluster.testbed import Bed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,9 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def testbed() -> Iterator[Testbed]:
+def testbed() -> Iterator[Bed]:
     """A new one for each file; where hosts cannot be made, every test fails and says what right is missing."""
-    with tempfile.TemporaryDirectory(prefix="gs", dir="/tmp") as folder, Testbed(Path(folder)) as made:
+    with tempfile.TemporaryDirectory(prefix="gs", dir="/tmp") as folder, Bed(Path(folder)) as made:
         yield made
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from cluster_tools import SWEEP, finish, geosweep, rows, start_head, url, wait_until
 
-from cluster.testbed import Host, Testbed
+from cluster.testbed import Bed, Host
 
 TRIALS, BUDGET = 6, SWEEP["base"]["token_budget"]
 INTERVAL = max(b - a for a, b in zip([0, 0.1, 0.25, 0.5, 0.75], [0.1, 0.25, 0.5, 0.75, 1], strict=True)) * BUDGET
@@ -30,13 +30,13 @@ def trains(host: Host) -> list[psutil.Process]:
     return host.find("Trainable")
 
 
-def worker(testbed: Testbed, name: str, head: Host) -> Host:
+def worker(testbed: Bed, name: str, head: Host) -> Host:
     host = testbed.new_host(name)
     host.start_ray(head.address)
     return host
 
 
-def lose_a_host(testbed: Testbed, store: Path, head: Host, victim: Host) -> Host:
+def lose_a_host(testbed: Bed, store: Path, head: Host, victim: Host) -> Host:
     """Power off a machine that trains; a new one comes."""
     wait_until("the victim trains", lambda: checkpoints(store) >= 3 and trains(victim))
     victim.kill()
@@ -69,13 +69,13 @@ def kill_the_driver(store: Path, head: Host) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(testbed: Testbed, undisturbed_store: Path, sweep_file: Path) -> Path:
+def undisturbed(testbed: Bed, undisturbed_store: Path, sweep_file: Path) -> Path:
     finish(geosweep(testbed, "run", str(sweep_file), "--store", str(undisturbed_store)))
     return undisturbed_store
 
 
 @pytest.fixture(scope="module")
-def story(testbed: Testbed, lost_store: Path, sweep_file: Path) -> str:
+def story(testbed: Bed, lost_store: Path, sweep_file: Path) -> str:
     """The whole story; what the last command printed."""
     store, here = lost_store, ("--store", str(lost_store))
     head = start_head(testbed, "head")
@@ -155,7 +155,7 @@ def test_what_is_trained_twice_is_at_most_one_interval_a_failure(story: str, los
     assert max(repeated) <= INTERVAL
 
 
-def test_the_resume_certificate_holds(testbed: Testbed, story: str, lost_store: Path) -> None:
+def test_the_resume_certificate_holds(testbed: Bed, story: str, lost_store: Path) -> None:
     printed = finish(geosweep(testbed, "status", "lost", "--verify", "--json", "--store", str(lost_store)))
     certificates = json.loads(printed)
     assert certificates
