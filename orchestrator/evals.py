@@ -8,16 +8,19 @@ never waits for one.
 from __future__ import annotations
 
 import json
+import random
 import socket
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from evaluators.actors import EvaluationActor
 from evaluators.config import settings_from
+from orchestrator.failures import classify
 from orchestrator.plan import Evaluation
 from orchestrator.schema import METRICS
 from orchestrator.store.checkpoints import fetch_checkpoint, has_checkpoint
@@ -123,7 +126,8 @@ class EvaluationPool:
 
     def __init__(self, layout: StoreLayout, ledger: Ledger, actors: int) -> None:
         self._layout, self._ledger = layout, ledger
-        self._idle: list[Any] = [_new_actor() for _ in range(actors)]
+        places = cycle(_cpu_nodes())
+        self._idle: list[Any] = [_new_actor(next(places)) for _ in range(actors)]
         self._running: dict[Any, tuple[Any, OwedEvaluation]] = {}
         self._unsaved: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._tries: Counter[str] = Counter()
@@ -152,9 +156,11 @@ class EvaluationPool:
             actor, owed = self._running.pop(reference)
             try:
                 self._settle(owed, ray.get(reference))
-            except ray.exceptions.RayActorError as error:  # the actor died: its machine, its memory, a kill
-                self._count_fault(owed, str(error).strip().splitlines()[0])
-                actor = _new_actor()
+            except ray.exceptions.RayActorError as error:
+                failure = classify(error)
+                if failure.kind != "node_lost" and not failure.silent:  # a lost machine is not the evaluation's fault
+                    self._count_fault(owed, failure.detail)
+                actor = _new_actor(random.choice(_cpu_nodes()))
             except ray.exceptions.RayTaskError as error:  # an exception that evaluate does not expect
                 self._count_fault(owed, str(error).strip().splitlines()[-1])
             self._idle.append(actor)
@@ -205,10 +211,22 @@ class StoreEvaluations(EvaluationActor):
         return self.evaluate(str(folder), settings, str(layout.root / "corpora"))
 
 
-def _new_actor() -> Any:
+def _cpu_nodes() -> list[str]:
+    """Ids of the living nodes without a GPU, or of all where each has one: trials that wait for a GPU go first."""
     import ray
 
-    return ray.remote(num_cpus=0, max_restarts=0)(StoreEvaluations).remote(threads=1)
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    without = [node for node in alive if not node["Resources"].get("GPU")]
+    return [node["NodeID"] for node in without or alive]
+
+
+def _new_actor(node: str) -> Any:
+    """An actor on this node, or on another where it is gone meanwhile."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    place = NodeAffinitySchedulingStrategy(node_id=node, soft=True)
+    return ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=place)(StoreEvaluations).remote(threads=1)
 
 
 def metric_rows(owed: OwedEvaluation, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.failures import KINDS
 from orchestrator.query import Store
 from trainers.errors import InputError, nearest
 
@@ -41,7 +42,7 @@ class SweepStatus:
     states: dict[str, int]
     cells: list[dict[str, Any]]
     owed: int
-    attempts_died: int
+    attempts_died: dict[str, int]
 
 
 def read_status(store: Store, name: str | None) -> list[SweepStatus]:
@@ -57,9 +58,8 @@ def read_status(store: Store, name: str | None) -> list[SweepStatus]:
 def _status(store: Store, sweep: str, revision: str) -> SweepStatus:
     cells = store.sql("select * exclude (sweep, revision) from cells where sweep = ? order by trial", [sweep]).rows()
     owed = store.sql("select count(*) as n from owed where sweep = ?", [sweep]).rows()[0]["n"]
-    died = store.sql("select count(*) as n from events where sweep = ? and kind = 'attempt_died'", [sweep]).rows()[0][
-        "n"
-    ]
+    deaths = store.sql("select kind from events where sweep = ? and list_contains(?, kind)", [sweep, list(KINDS)])
+    died = dict(Counter(row["kind"] for row in deaths.rows()))
     states = dict(Counter(cell["state"] for cell in cells))
     return SweepStatus(sweep=sweep, revision=revision, states=states, cells=cells, owed=owed, attempts_died=died)
 
@@ -103,7 +103,8 @@ def _headline(sweep: SweepStatus) -> Text:
         line.append(", " * bool(place)).append(f"{count} {state}", style=_COLOURS.get(state, ""))
     line.append(f"; {sweep.owed} evaluations owed")
     if sweep.attempts_died:
-        line.append(f"; {sweep.attempts_died} attempts died and were repeated")
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(sweep.attempts_died.items()))
+        line.append(f"; attempts that died: {kinds}")
     return line
 
 

@@ -127,7 +127,7 @@ def test_a_loss_that_is_not_finite_is_a_result_with_its_tokens(undisturbed: Path
     (ended,) = rows(undisturbed, "select * from segments where state = 'diverged'")
     assert ended["diverged_at_tokens"] == ended["tokens_trained"] > 0
     assert "step" in ended["reason"]
-    assert rows(undisturbed, "select count(*) as n from events where kind in ('attempt_died', 'failed')") == [{"n": 0}]
+    assert rows(undisturbed, "select count(*) as n from events where kind in ('worker_killed', 'failed')") == [{"n": 0}]
 
 
 def test_only_the_last_optimizer_state_of_each_trial_is_kept(undisturbed: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_trial_whose_process_is_killed_is_repeated_and_the_session_goes_on(
     victims[0].kill()
     finish(process)
     same_results(store, undisturbed)
-    died = rows(store, "select detail from events where kind = 'attempt_died'")
+    died = rows(store, "select detail from events where kind = 'worker_killed'")
     assert len(died) == 1
     assert died[0]["detail"]
 
