@@ -112,7 +112,8 @@ def _client(address: str) -> Any:
     use_token()
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger("ray").setLevel(logging.CRITICAL)  # Ray sets it when it is imported
+    for handler in logging.getLogger("ray").handlers:  # made when Ray is imported
+        handler.setLevel(logging.CRITICAL)
 
     try:
         client = JobSubmissionClient(address)

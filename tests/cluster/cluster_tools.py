@@ -34,9 +34,9 @@ SWEEP = {
 DEADLINE_S = 240.0
 
 
-def start_head(testbed: Bed, name: str, cpus: int = 0) -> Host:
+def start_head(testbed: Bed, name: str, cpus: int = 0, **environment: str) -> Host:
     head = testbed.new_host(name)
-    head.start_ray(cpus=cpus)
+    head.start_ray(cpus=cpus, **environment)
     wait_for_port(head.address, DASHBOARD_PORT)
     return head
 
