@@ -1,4 +1,4 @@
-"""Joining a cluster, sending it a sweep, stopping it; and all that can be wrong with address, token, version and store."""
+"""Joining a cluster, sending it a sweep, stopping it; what can be wrong with address, token, version and store."""
 
 from __future__ import annotations
 
