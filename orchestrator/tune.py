@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray import get_runtime_context, tune
+from ray import tune
+from ray._private.state import actors
 from ray.train._internal.session import _TrainingResult
 from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
@@ -55,7 +56,6 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
     """Tune's side of an attempt; one actor trains many legs, one after the other."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        self._node = get_runtime_context().get_node_id()
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -80,7 +80,7 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
             if not is_full(fault):
                 raise
             progress = self._pause(fault)
-        return {**progress, "node": self._node, "done": progress["state"] not in ("training", "paused")}
+        return {**progress, "done": progress["state"] not in ("training", "paused")}
 
     def _pause(self, fault: EnvironmentFault) -> dict[str, Any]:
         """Wait a little for space; the next step goes on from what is in the store."""
@@ -145,7 +145,6 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
         self._delayed: list[tuple[float, Leg]] = []
         self._silent: list[tuple[float, Leg, Failure, str | None]] = []
         self.legs: dict[str, Leg] = {}
-        self.nodes: dict[str, str] = {}
         self.stopping = threading.Event()
 
     def set_search_properties(self, *_args: Any, **_keywords: Any) -> bool:
@@ -179,7 +178,6 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
         if error:
             return  # `died` follows, with the exception
         leg = self.legs.pop(trial_id)
-        self.nodes.pop(trial_id, None)
         outcome = dict(result or {"state": "failed", "kind": "unknown", "detail": "no result"})
         if outcome["state"] == "committed":
             self._queue.committed(leg)
@@ -191,10 +189,10 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
 
     def died(self, trial_id: str, error: BaseException | str | None) -> None:
         """An attempt ended with an exception: its leg goes back into the queue, or is lost."""
-        leg, node = self.legs.pop(trial_id), self.nodes.pop(trial_id, None)
+        leg = self.legs.pop(trial_id)
         failure = classify(error)
         if failure.silent and not self.stopping.is_set():
-            self._silent.append((time.monotonic() + SILENT_SECONDS, leg, failure, node))
+            self._silent.append((time.monotonic() + SILENT_SECONDS, leg, failure, _node_of(error)))
         else:
             self._judge(leg, failure)
 
@@ -234,6 +232,13 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
     def restore(self, _path: str) -> None: ...
 
 
+def _node_of(error: object) -> str | None:
+    """Id of the node that the actor of this error was on; None where Ray does not know any more."""
+    with contextlib.suppress(Exception):
+        return str(actors(error.actor_id)["Address"]["NodeID"])  # type: ignore[attr-defined]
+    return None
+
+
 def budgets(retries: Retries) -> dict[Kind, int]:
     """How often a leg is begun again after each kind of failure."""
     return {kind: getattr(retries, kind) for kind in KINDS}
@@ -248,7 +253,6 @@ class _Relay(_NotInSnapshots, tune.Callback):  # type: ignore[misc]
     def on_trial_result(self, *, trial: Any, result: Mapping[str, Any], **_rest: Any) -> None:
         with contextlib.suppress(Exception):
             if (leg := self._search.legs.get(trial.trial_id)) and not result.get("done"):
-                self._search.nodes[trial.trial_id] = result["node"]
                 self._listener(leg, result)
 
     def on_trial_error(self, *, trial: Any, **_rest: Any) -> None:
