@@ -3,7 +3,7 @@
     python -m benchmarks.overhead [--trials 108] [--slots 2] [--repeats 1] [--planned 1000] [--json FILE]
 
 Each trial trains a tiny model for about one second; the budget is set by a measurement at the start. The ideal is the
-time spent inside training steps, divided by the slots: it is taken from the recorded steps themselves, so that a machine
+time spent inside training steps, divided by the slots: it is taken from the recorded steps, so that a machine
 that others use too makes both sides slower alike. Wall time is that of a whole process, from its start to its end:
 imports, Ray, planning, checkpoints, the store. Plain Tune trains the same recipes with the same loop, reports the loss
 once a trial and keeps nothing. The driver's memory is the largest resident size of the driver alone, its workers aside.
