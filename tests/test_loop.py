@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from recipes import hugging_face_model
 from torch.nn.utils import clip_grad_norm_
 
 from tests.recipes import tiny_recipe
@@ -22,7 +23,6 @@ from trainers.checkpoint import CurveRecord, read_curve, read_tensor, verify_che
 from trainers.config import Recipe
 from trainers.errors import InputError
 from trainers.loop import Execution, Training
-from trainers.model import build_model
 from trainers.tokens import read_manifest as read_corpus
 
 STEP = 256  # tokens of a step of tiny_recipe
@@ -32,7 +32,7 @@ PLAIN_PEAK = 2e-3
 def plain_losses(recipe: Recipe, corpus: Path, steps: int) -> list[float]:
     """What a person would write: the Hugging Face model with labels=ids, torch's AdamW, its clipping, a cosine."""
     torch.set_num_threads(1)
-    network = build_model(recipe.model, recipe.seed)
+    network = hugging_face_model(recipe.model, recipe.seed)
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=0.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, foreach=False
     )
