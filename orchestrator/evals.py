@@ -151,13 +151,14 @@ class EvaluationPool:
         for reference in finished:
             actor, owed = self._running.pop(reference)
             try:
-                self._settle(owed, ray.get(reference))
+                answer = ray.get(reference)
             except ray.exceptions.RayActorError as error:  # the actor died: its machine, its memory, a kill
-                self._count_fault(owed, str(error).strip().splitlines()[0])
+                answer = {"fault": str(error).strip().splitlines()[0]}
                 actor = _new_actor()
             except ray.exceptions.RayTaskError as error:  # an exception that evaluate does not expect
-                self._count_fault(owed, str(error).strip().splitlines()[-1])
-            self._idle.append(actor)
+                answer = {"fault": str(error).strip().splitlines()[-1]}
+            self._idle.append(actor)  # also when the answer cannot be stored for want of space: it is made again
+            self._settle(owed, answer)
         self._save()
 
     def _save(self) -> None:
