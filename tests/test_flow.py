@@ -17,6 +17,7 @@ import psutil
 import pytest
 import yaml
 from conftest import SECRET
+from test_store_full_disk import fill, small_disk
 
 from orchestrator.query import Store
 from orchestrator.store.copies import put_corpus
@@ -260,3 +261,22 @@ def test_a_session_on_s3_that_is_killed_is_resumed_on_another_machine_with_the_b
     assert not any(
         SECRET.encode() in content for content in [printed.encode(), *map(Path.read_bytes, written), *stored]
     )
+
+
+@pytest.mark.soak
+def test_a_session_on_a_full_disk_waits_and_goes_on_with_the_same_results(
+    tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with small_disk(disk, "100m"):
+        store = disk / "store"
+        shutil.copytree(corpus, store / "corpora" / "builtin")
+        process = start(store, "run", str(sweep_file))
+        assert wait_for_files(process, store, 16)
+        filler = fill(create_or_open(store), 0)
+        assert process.stdout is not None
+        assert any("waits" in line for line in process.stdout)
+        filler.unlink()
+        finish(process)
+        same_results(store, undisturbed)
