@@ -32,7 +32,9 @@ ORDER = {
         "statistics study report bundle reference cli __main__"
     ),
     "orchestrator.report": "style figures effects matrices tables page",
-    "orchestrator.store": "durable layout leases inbox tables committer registry sweeps verify",
+    "orchestrator.store": (
+        "durable files copies layout leases checkpoints inbox tables committer registry sweeps verify"
+    ),
 }
 
 RAY_ALLOWED = {

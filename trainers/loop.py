@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 from trainers.batches import TrainingSequences
 from trainers.checkpoint import (
     CheckpointManifest,
+    Circumstances,
     CurveRecord,
     circumstances,
     load_network,
@@ -40,7 +41,7 @@ from trainers.optim import build_optimizer, optimizer_tensors, restore_optimizer
 from trainers.schedule import learning_rates, step_of
 from trainers.tokens import read_manifest as read_corpus
 
-__all__ = ["CurveRecord", "Ending", "Execution", "Training"]
+__all__ = ["CurveRecord", "Ending", "Execution", "Snapshot", "Training"]
 
 if TYPE_CHECKING:
     from trainers.model import Network
@@ -52,16 +53,18 @@ RANDOM_STATE = "random_state"
 class Execution:
     """How a machine trains; it may move a result by rounding only, is recorded, and is never part of an id.
 
-    device       "cpu", "cuda", "cuda:1", ...
-    threads      of torch on the CPU; the same count gives the same bits
-    micro_batch  sequences a forward pass, for memory; None for the whole batch
-    compile      whether by torch.compile
+    device                "cpu", "cuda", "cuda:1", ...
+    threads               of torch on the CPU; the same count gives the same bits
+    micro_batch           sequences a forward pass, for memory; None for the whole batch
+    compile               whether by torch.compile
+    compress_checkpoints  whether the files of tensors are packed: a seventh smaller, several times slower to write
     """
 
     device: str = "cpu"
     threads: int = 1
     micro_batch: int | None = None
     compile: bool = False
+    compress_checkpoints: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,44 @@ class Ending:
     kind: Literal["reached", "stopped", "diverged"]
     tokens: int
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The state of a training between two steps, as it is written; training may go on meanwhile if it is a copy."""
+
+    recipe: Recipe
+    tokens: int
+    steps: int
+    weights: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    made: Circumstances
+    compress: bool
+
+    def write(
+        self,
+        target: Path,
+        *,
+        segment: str,
+        history: str,
+        curve: Sequence[CurveRecord],
+        temporary: Path | None = None,
+    ) -> CheckpointManifest:
+        """Write it as a checkpoint folder (write_checkpoint says how). curve: the steps since the last one."""
+        return write_checkpoint(
+            target,
+            weights=self.weights,
+            state=self.state,
+            curve=curve,
+            recipe=self.recipe,
+            segment=segment,
+            history=history,
+            tokens=self.tokens,
+            steps=self.steps,
+            made=self.made,
+            temporary=temporary,
+            compress=self.compress,
+        )
 
 
 class Training:
@@ -136,34 +177,31 @@ class Training:
                 on_record(record)
         return Ending(kind="reached", tokens=self.tokens)
 
-    def save(
-        self,
-        target: Path,
-        *,
-        segment: str,
-        history: str,
-        curve: Sequence[CurveRecord],
-        temporary: Path | None = None,
-    ) -> CheckpointManifest:
-        """Write the state as a checkpoint folder (write_checkpoint says how). curve: the steps since the last one."""
+    def save(self, target: Path, *, segment: str, history: str, curve: Sequence[CurveRecord]) -> CheckpointManifest:
+        """Write the state as it is, before training goes on (Snapshot.write)."""
+        return self._state(copied=False).write(target, segment=segment, history=history, curve=curve)
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the state in the memory of the CPU, to be written while training goes on."""
+        return self._state(copied=True)
+
+    def _state(self, *, copied: bool) -> Snapshot:
         settings = self.execution
-        return write_checkpoint(
-            target,
-            weights=dict(self.network.named_parameters()),
-            state={RANDOM_STATE: self._random_state, **optimizer_tensors(self.network, self.optimizer)},
-            curve=curve,
+        weights = {name: parameter.detach() for name, parameter in self.network.named_parameters()}
+        state = {RANDOM_STATE: self._random_state, **optimizer_tensors(self.network, self.optimizer)}
+        return Snapshot(
             recipe=self.recipe,
-            segment=segment,
-            history=history,
             tokens=self.tokens,
             steps=self.steps,
+            weights=_copies(weights) if copied else weights,
+            state=_copies(state) if copied else state,
             made=circumstances(
                 device=settings.device,
                 threads=settings.threads,
                 micro_batch=settings.micro_batch,
                 compiled=settings.compile,
             ),
-            temporary=temporary,
+            compress=settings.compress_checkpoints,
         )
 
     def _step(self, rate: float) -> CurveRecord:
@@ -239,6 +277,10 @@ def _open_sequences(recipe: Recipe, corpus_dir: Path) -> TrainingSequences:
     if problems:
         raise InputError(f"{corpus_dir}: not a corpus for this recipe, nothing was trained", problems)
     return sequences
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _check_history(manifest: CheckpointManifest, recipe: Recipe, checkpoint_dir: Path) -> None:
