@@ -155,15 +155,17 @@ class EvaluationPool:
         for reference in finished:
             actor, owed = self._running.pop(reference)
             try:
-                self._settle(owed, ray.get(reference))
+                answer = ray.get(reference)
             except ray.exceptions.RayActorError as error:
                 failure = classify(error)
-                if failure.kind != "node_lost" and not failure.silent:  # a lost machine is not the evaluation's fault
-                    self._count_fault(owed, failure.detail)
+                lost = failure.kind == "node_lost" or failure.silent  # no fault of the evaluation: it is not counted
+                answer = None if lost else {"fault": failure.detail}
                 actor = _new_actor(random.choice(_cpu_nodes()))
             except ray.exceptions.RayTaskError as error:  # an exception that evaluate does not expect
-                self._count_fault(owed, str(error).strip().splitlines()[-1])
-            self._idle.append(actor)
+                answer = {"fault": str(error).strip().splitlines()[-1]}
+            self._idle.append(actor)  # also when the answer cannot be stored for want of space: it is made again
+            if answer is not None:
+                self._settle(owed, answer)
         self._save()
 
     def _save(self) -> None:

@@ -16,7 +16,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from decimal import Decimal
@@ -33,7 +32,7 @@ from orchestrator import schema
 from orchestrator.store.copies import corpus_folders
 from orchestrator.store.durable import storage_faults
 from orchestrator.store.files import Files, folder_of
-from orchestrator.store.inbox import UnitGone, read_unit
+from orchestrator.store.inbox import UnitGone, read_unit, read_units
 from orchestrator.store.layout import StoreLayout, open_existing
 from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file, fetch_data_file
 from orchestrator.views import (
@@ -145,9 +144,7 @@ class _Source:
             if self.stored.spec is schema.CURVES:
                 return {}
             new = [path for path in self.stored.unfolded if path not in self.units]
-            with ThreadPoolExecutor(_THREADS) as pool:
-                read_one = partial(read_unit, self.stored.storage, spec=self.stored.spec)
-                found = dict(zip(new, pool.map(read_one, new), strict=True))
+            found = read_units(self.stored.storage, new, self.stored.spec)
             return {path: found[path] if path in found else self.units[path] for path in self.stored.unfolded}
 
         self.units = self.stored.reading(read)

@@ -11,12 +11,15 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.corpora import require_corpora
 from orchestrator.driving import Driver, only_driver
@@ -31,12 +34,17 @@ from orchestrator.spec import SweepSpec
 from orchestrator.standing import read_standing
 from orchestrator.store import registry
 from orchestrator.store.committer import committing
+from orchestrator.store.durable import is_full
 from orchestrator.store.layout import StoreLayout, create_or_open, stop_file
 from orchestrator.store.sweeps import asked_evaluations, segments_of_other_sweeps, submit
 from trainers.errors import EnvironmentFault
 
+if TYPE_CHECKING:  # Ray is for sessions that have something to do
+    from orchestrator.evals import EvaluationPool
+
 POLL_S = 0.2
 NODES_MAY_COME_S = 30.0
+POLL_S_REMOTE = 1.0  # a look at S3 is a request that is paid for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +118,8 @@ class _Session:
         self._faults: list[str] = []
         self._hopeless = ""
         self._seen_at: dict[str, int] = {}
+        self._to_store: deque[Callable[[], None]] = deque()
+        self._is_full = False
 
     def nothing_left(self) -> bool:
         return self._trained_out() and not self._ledger.owed(self._committed)
@@ -123,10 +133,32 @@ class _Session:
         ):
             if address is not None:
                 require_visible_store(self._layout)
-            self._require_room()
+            self._require_room(NODES_MAY_COME_S if address is not None else 0.0)
             self._work(Path(scratch))
-        self._release()
         return self.end()
+
+    def _keep_up(self, pool: EvaluationPool) -> bool:
+        """Store what is to be stored, hand out what is owed; whether something is left to do. Waits on a full disk."""
+        try:
+            while self._to_store:
+                self._to_store[0]()
+                self._to_store.popleft()
+            owed = pool.poll(set(self._committed))
+            self._release()
+        except EnvironmentFault as fault:
+            if not is_full(fault):
+                raise
+            if not self._is_full:
+                self._screen.say(f"the session waits for space: {fault}")
+            self._is_full = True
+            return True
+        self._is_full = False
+        return owed > 0 or bool(self._to_store)
+
+    def _record(self, kind: str, segment: str, detail: str) -> None:
+        """Have the main thread store an event of now: Tune's thread must not wait for a disk."""
+        record = partial(registry.record_event, self._layout, kind, self._plan.sweep, segment)
+        self._to_store.append(partial(record, detail=detail, time=datetime.now(UTC)))
 
     def _work(self, scratch: Path) -> None:
         from orchestrator.evals import EvaluationPool
@@ -138,25 +170,29 @@ class _Session:
         with stop_signals(self._stopping, self._screen):
             if not queue.exhausted:
                 tune.start()
-            told = False
-            while pool.poll(set(self._committed)) or tune.alive:
+            told, working = False, True
+            while working:
+                alive = tune.alive  # before the look at the store: so what a leg did last is seen
+                owed = self._keep_up(pool)
                 self._screen.counts(self._counts())
-                self._release()
-                if self._driver.superseded.is_set():  # what its attempts do counts no more; they end with this process
-                    what = "another driver has taken over this store; this one has stopped"
-                    raise EnvironmentFault("store_busy", what, "see who it is: geosweep status")
+                self._require_to_be_current()
                 self._look_for_a_stop()
                 if self._stopping.is_set() and not told:
                     tune.stop()
                     told = True
-                if told and not tune.alive:
-                    break
-                time.sleep(POLL_S)
+                working = alive or (owed and not told)
+                time.sleep(POLL_S_REMOTE if self._layout.files.remote else POLL_S)
         if self._hopeless:
             raise EnvironmentFault("unknown", self._hopeless, "mend the cause, then give the same command again")
         self._faults += [f"{name}: {reason}" for name, reason in pool.failures.items()]
         if tune.crash:
             raise RuntimeError(f"Ray Tune ended with an exception of its own:\n{tune.crash}")
+
+    def _require_to_be_current(self) -> None:
+        """raises EnvironmentFault (store_busy): what our attempts do counts no more; they end with this process"""
+        if self._driver.superseded.is_set():
+            what = "another driver has taken over this store; this one has stopped"
+            raise EnvironmentFault("store_busy", what, "see who it is: geosweep status")
 
     def _look_for_a_stop(self) -> None:
         """A stop that was asked from elsewhere, another driver, or a fault that every leg has, ends the session."""
@@ -168,18 +204,18 @@ class _Session:
         if self._hopeless:
             self._stopping.set()
 
-    def _require_room(self) -> None:
-        """Say within a minute that a trial can never be placed. raises EnvironmentFault (no_room)"""
+    def _require_room(self, patience_s: float) -> None:
+        """raises EnvironmentFault (no_room) if after so long no node is there that could ever hold a trial"""
         from cluster.connect import living_nodes
 
         scales = {segment.recipe.model.scale for segment in self._left.values()}
-        until = time.monotonic() + NODES_MAY_COME_S
+        until = time.monotonic() + patience_s
         while True:
             nodes = [Node(name=name, has=has) for name, has in living_nodes()]
             lines = unplaceable(self._spec.execution, scales, nodes)
             if not lines:
                 return
-            if self._stopping.is_set() or time.monotonic() > until:
+            if time.monotonic() > until:
                 has = "; ".join(map(str, nodes)) or "no node at all"
                 what = "\n  ".join(["no node can hold these trials, nothing was trained", *lines, f"there is {has}"])
                 raise EnvironmentFault("no_room", what, "change execution.resources, or add such a node")
@@ -214,7 +250,7 @@ class _Session:
         seen = self._seen_at.get(leg.id)
         where = f"; last seen at {seen:,} tokens" if seen is not None else ""
         detail = f"{progress['detail']}{where}"
-        registry.record_event(self._layout, progress["kind"], self._plan.sweep, segment.id, None, detail)
+        self._record(progress["kind"], segment.id, detail)
         self._screen.say(f"an attempt at {segment.id} died ({progress['kind']}): {detail}")
 
     def _open_segment(self, leg: Leg) -> LegSegment:
@@ -261,10 +297,10 @@ class _Session:
         segment = self._open_segment(leg)
         self._commit([s.id for s in leg.segments if s.to_tokens < segment.to_tokens])
         self._failed[segment.id] = reason
-        registry.commit_failure(self._layout, segment, reason, attempt=0)
+        self._to_store.append(partial(registry.commit_failure, self._layout, segment, reason, attempt=0))
         if progress["kind"] == "input_error":
-            registry.record_event(self._layout, "input_error", self._plan.sweep, segment.id, None, reason)
-        registry.record_event(self._layout, "failed", self._plan.sweep, segment.id, None, reason)
+            self._record("input_error", segment.id, reason)
+        self._record("failed", segment.id, reason)
         self._screen.say(f"segment {segment.id} failed: {reason}\n  the rest goes on")
 
     def _trained_out(self) -> bool:

@@ -19,7 +19,8 @@ MAY_IMPORT = {
 
 ORDER = {
     "trainers": (
-        "errors config scales schedule corpus tokens batches model head optim checkpoint loop certificate __main__"
+        "errors config scales schedule corpus tokens batches blocks model hugging_face head optim checkpoint loop "
+        "certificate __main__"
     ),
     "evaluators": (
         "config metrics geometry suites loss hidden finetune hub quantize gptq_child gptq_format evaluate actors "

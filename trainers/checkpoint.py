@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from trainers.model import Network
+
 FORMAT_VERSION = 1
 CHUNK_BYTES = 4 * 2**20
 MANIFEST, WEIGHTS, STATE, CURVE = "manifest.json", "weights.parquet", "state.parquet", "curve.parquet"
@@ -520,14 +522,30 @@ def read_curve(folder: Path) -> tuple[CurveRecord, ...]:
         return tuple(CurveRecord(**row) for row in file.read().to_pylist())
 
 
-def load_model(folder: Path) -> PreTrainedModel:
-    """The checkpoint's model with its weights, float32 on the CPU."""
-    import torch
-
-    from trainers.model import empty_imported_model, empty_model
+def load_network(folder: Path) -> Network:
+    """The checkpoint's network with its weights, float32 on the CPU: our own blocks, or an imported model's class."""
+    from trainers.model import empty_model
 
     origin = read_manifest(folder).network
-    network = empty_imported_model(origin) if isinstance(origin, Imported) else empty_model(origin)
+    if isinstance(origin, Imported):
+        return load_model(folder)
+    network = empty_model(origin)
+    _fill(network, folder)
+    return network
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """The checkpoint's model as a class of transformers, float32 on the CPU: to save, to export, to quantise."""
+    from trainers.hugging_face import empty_hugging_face_model
+
+    network = empty_hugging_face_model(read_manifest(folder).network)
+    _fill(network, folder)
+    return network
+
+
+def _fill(network: torch.nn.Module, folder: Path) -> None:
+    import torch
+
     weights = read_weights(folder)
     parameters = dict(network.named_parameters())
     if weights.keys() != parameters.keys():
@@ -536,7 +554,6 @@ def load_model(folder: Path) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
-    return network
 
 
 def verify_checkpoint(folder: Path) -> CheckpointManifest:

@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from transformers import PreTrainedModel
 
 from trainers.batches import TrainingSequences
 from trainers.checkpoint import (
@@ -29,7 +28,7 @@ from trainers.checkpoint import (
     Circumstances,
     CurveRecord,
     circumstances,
-    load_model,
+    load_network,
     read_manifest,
     read_state,
     write_checkpoint,
@@ -37,12 +36,15 @@ from trainers.checkpoint import (
 from trainers.config import Recipe
 from trainers.errors import InputError
 from trainers.head import mean_loss
-from trainers.model import body, build_model, unembedding_name
+from trainers.model import body, build_model, unembedding, unembedding_name
 from trainers.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_learning_rate
 from trainers.schedule import learning_rates, step_of
 from trainers.tokens import read_manifest as read_corpus
 
 __all__ = ["CurveRecord", "Ending", "Execution", "Snapshot", "Training"]
+
+if TYPE_CHECKING:
+    from trainers.model import Network
 
 RANDOM_STATE = "random_state"
 
@@ -115,9 +117,7 @@ class Snapshot:
 class Training:
     """A model, its optimizer and its position in the data, between two steps. `fresh` and `resume` make one."""
 
-    def __init__(
-        self, recipe: Recipe, corpus_dir: Path, execution: Execution, network: PreTrainedModel, steps: int
-    ) -> None:
+    def __init__(self, recipe: Recipe, corpus_dir: Path, execution: Execution, network: Network, steps: int) -> None:
         self.recipe = recipe
         self.execution = execution
         self.steps = steps
@@ -143,7 +143,7 @@ class Training:
         """
         manifest = read_manifest(checkpoint_dir)
         _check_history(manifest, recipe, checkpoint_dir)
-        training = cls(recipe, corpus_dir, execution, load_model(checkpoint_dir), manifest.steps)
+        training = cls(recipe, corpus_dir, execution, load_network(checkpoint_dir), manifest.steps)
         state = read_state(checkpoint_dir)
         training._random_state = state.pop(RANDOM_STATE)
         restore_optimizer(training.network, training.optimizer, state, manifest.steps)
@@ -239,9 +239,7 @@ class Training:
         """Mean loss of the tokens 2 to T of each sequence; the last token predicts nothing, so it is not read."""
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.recipe.precision == "bfloat16"):
             hidden_BTD = self._body(input_ids=ids_BT[:, :-1]).last_hidden_state
-            return mean_loss(
-                hidden_BTD.flatten(0, 1), self.network.get_output_embeddings().weight, ids_BT[:, 1:].flatten()
-            )
+            return mean_loss(hidden_BTD.flatten(0, 1), unembedding(self.network), ids_BT[:, 1:].flatten())
 
     @contextmanager
     def _settings_of_this_process(self) -> Iterator[None]:

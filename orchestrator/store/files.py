@@ -301,7 +301,7 @@ class S3Files:
             finished.replace(final)
 
     def _key(self, path: Path) -> str:
-        return path.relative_to(self.root).as_posix()
+        return "" if path == self.root else path.relative_to(self.root).as_posix()
 
     @contextmanager
     def _faults(self, path: Path, consequence: str) -> Iterator[None]:

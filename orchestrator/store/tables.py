@@ -35,7 +35,7 @@ from orchestrator.store.inbox import (
     differences,
     list_units,
     publish,
-    read_unit,
+    read_units,
     refuse_extension_types,
     unit_key,
 )
@@ -191,7 +191,8 @@ def read_rows(layout: StoreLayout, table: str, columns: Sequence[str]) -> list[d
 
     def read() -> list[dict[str, Any]]:
         parts = [read_data_file(layout.files, path, stored.spec, columns) for path in stored.files]
-        parts += [read_unit(layout.files, path, stored.spec).select(columns) for path in stored.unfolded]
+        units = read_units(layout.files, stored.unfolded, stored.spec)
+        parts += [unit.select(columns) for unit in units.values()]
         return [row for part in parts for row in part.to_pylist()]
 
     rows: list[dict[str, Any]] = stored.reading(read)
