@@ -86,14 +86,13 @@ def current_driver(layout: StoreLayout) -> Holder | None:
 
 
 def _wait_until_free(layout: StoreLayout, lease: Lease, say: Callable[[str], None]) -> None:
-    first = lease.holder()
-    if lease.is_free():
-        return
-    assert first is not None
-    say(f"{_name(first)} drives this store or died doing so: waiting up to {SILENCE_S:g} s for a sign of life")
+    first: Holder | None = None
     while not lease.is_free():
         holder = lease.holder()
-        if holder is not None and (holder.owner, holder.beat) != (first.owner, first.beat):
+        if first is None and holder is not None:
+            first = holder
+            say(f"{_name(first)} drives this store or died doing so: waiting up to {SILENCE_S:g} s for a sign of life")
+        elif first is not None and holder is not None and (holder.owner, holder.beat) != (first.owner, first.beat):
             raise _busy(layout, holder)
         time.sleep(_LOOK_S)
 
