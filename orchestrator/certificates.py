@@ -34,16 +34,17 @@ def read_certificates(store: Store, sweep: str | None) -> list[dict[str, Any]]:
 def show(certificates: Sequence[dict[str, Any]], out: Console) -> None:
     """Print a line for each state that training went on from."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("segment", "attempt", "tokens", *PARTS, "replayed", "difference", "host"):
-        table.add_column(name, overflow="fold" if name == "segment" else "ellipsis")
+    for name in ("segment", "attempt", "tokens", "loaded", "replayed", "difference", "host"):
+        table.add_column(name, overflow="fold", no_wrap=name != "segment")
     for row in certificates:
         replayed, difference = row["replayed_steps"], row["replay_difference"]
+        differ = [part for part in PARTS if row[f"{part}_saved"] != row[f"{part}_loaded"]]
         table.add_row(
             row["segment"],
             str(row["attempt"]),
             f"{row['tokens']:,}",
-            *("same" if row[f"{part}_saved"] == row[f"{part}_loaded"] else "DIFFERS" for part in PARTS),
-            f"{replayed} steps" if replayed else "nothing recorded",
+            f"DIFFERS: {', '.join(differ)}" if differ else "as saved",
+            f"{replayed} steps" if replayed else "no record",
             "" if difference is None else f"{difference:g}",
             row["host"],
         )
