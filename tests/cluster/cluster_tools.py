@@ -11,27 +11,45 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.testbed import DASHBOARD_PORT, Bed, Host, wait_for_port
+from orchestrator.corpora import corpus_facts
+from orchestrator.plan import load_plan
 from orchestrator.query import Store
+from trainers.loop import Execution, Training
 
-SWEEP = {
-    "name": "lost",
-    "question": "does everything come out the same whatever machine is lost?",
-    "base": {
-        "preset": "tiny",
-        "scale": "tiny-32",
-        "context": 32,
-        "batch_size": 8,
-        "token_budget": 327_680,
-        "repeat": True,
-    },
-    "grids": [{"name": "decay-seed", "axes": {"weight_decay": [0.01, 0.1], "seed": [0, 1, 2]}}],
-    "checkpoints": {"at_fractions": [0, 0.1, 0.25, 0.5, 0.75, 1]},
-    "evaluations": [{"evaluator": "geometry", "at": "every"}],
-    "execution": {"rescue_seconds": 1, "evaluators": 1},
-}
-DEADLINE_S = 240.0
+FRACTIONS = (0, 0.25, 0.5, 0.75, 1)
+STEP = 256  # tokens
+BASE = {"preset": "tiny", "scale": "tiny-32", "context": 32, "batch_size": 8, "repeat": True}
+
+
+def sweep_text(budget: int) -> str:
+    """A sweep of six trials of so many tokens each."""
+    content = {
+        "name": "lost",
+        "question": "does everything come out the same whatever machine is lost?",
+        "base": {**BASE, "token_budget": budget},
+        "grids": [{"name": "decay-seed", "axes": {"weight_decay": [0.01, 0.1], "seed": [0, 1, 2]}}],
+        "checkpoints": {"at_fractions": list(FRACTIONS)},
+        "evaluations": [{"evaluator": "geometry", "at": "every"}],
+        "execution": {"rescue_seconds": 1, "evaluators": 1},
+    }
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def tokens_of_seconds(corpus: Path, seconds: float) -> int:
+    """How many tokens this machine trains in so many seconds on a core, as busy as it is; a multiple of 4 steps."""
+    facts = corpus_facts(corpus.parent.parent)
+    recipe = load_plan(sweep_text(STEP * 40_000), "lost.yaml", facts)[1].trials[0].recipe
+    training = Training.fresh(recipe, corpus, Execution(threads=1))
+    training.train_to(STEP * 20, lambda: False, lambda _: None)  # warm
+    until, before = time.monotonic() + 2.0, training.tokens
+    training.train_to(recipe.token_budget, lambda: time.monotonic() > until, lambda _: None)
+    return max(8, round((training.tokens - before) / 2.0 * seconds / STEP / 4)) * STEP * 4
+
+
+DEADLINE_S = 600.0
 
 
 def start_head(testbed: Bed, name: str, cpus: int = 0, **environment: str) -> Host:

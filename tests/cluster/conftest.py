@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
-from cluster_tools import SWEEP
+from cluster_tools import sweep_text, tokens_of_seconds
 
 from cluster.testbed import Bed
+
+SECONDS_OF_TRIAL = 20.0  # long enough for all that is to be lost while it goes on
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(540))
+            item.add_marker(pytest.mark.timeout(1200))
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +31,9 @@ def testbed() -> Iterator[Bed]:
 
 
 @pytest.fixture(scope="session")
-def sweep_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sweep_file(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     path = tmp_path_factory.mktemp("sweep") / "lost.yaml"
-    path.write_text(yaml.safe_dump(SWEEP, sort_keys=False))
+    path.write_text(sweep_text(tokens_of_seconds(corpus, SECONDS_OF_TRIAL)))
     return path
 
 

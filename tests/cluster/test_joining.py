@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_tools import SWEEP, finish, geosweep, rows, start_head, url, wait_until
+from cluster_tools import BASE, finish, geosweep, rows, start_head, tokens_of_seconds, url, wait_until
 
 from cluster.testbed import HEAD_PORT, Bed, Host
 
 SECRET = "a-secret-that-no-file-may-hold"
 SMALL = {
-    **SWEEP,
     "name": "small",
-    "base": {**SWEEP["base"], "token_budget": 16_384},
+    "question": "does it work on a cluster?",
+    "base": {**BASE, "token_budget": 16_384},
     "grids": [{"name": "decay", "axes": {"weight_decay": [0.01, 0.1]}}],
     "checkpoints": {"at_fractions": [0, 1]},
+    "evaluations": [{"evaluator": "geometry", "at": "every"}],
+    "execution": {"rescue_seconds": 1, "evaluators": 1},
 }
 METADATA = """
 import sys, json
@@ -168,9 +170,9 @@ def test_a_full_disk_on_one_node_loses_nothing_and_no_credential_is_left_anywher
 
 
 def test_a_machine_that_is_no_node_drives_the_cluster_and_a_stop_from_elsewhere_saves_its_trials(
-    testbed: Bed, head: Host, tmp_path: Path, shared_store: Path
+    testbed: Bed, head: Host, tmp_path: Path, shared_store: Path, corpus: Path
 ) -> None:
-    sweep = written(tmp_path, base={**SWEEP["base"], "token_budget": 524_288})
+    sweep = written(tmp_path, base={**BASE, "token_budget": tokens_of_seconds(corpus, 30.0)})
     driver = geosweep(testbed, "run", sweep, "--address", gcs(head), "--store", str(shared_store))
     wait_until(
         "something is trained", lambda: driver.poll() is not None or any(shared_store.glob("checkpoints/*/*/m*"))
