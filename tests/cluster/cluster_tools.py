@@ -38,11 +38,10 @@ def sweep_text(budget: int) -> str:
     return yaml.safe_dump(content, sort_keys=False)
 
 
-def tokens_of_seconds(corpus: Path, seconds: float) -> int:
+def tokens_of_seconds(store: Path, seconds: float) -> int:
     """How many tokens this machine trains in so many seconds on a core, as busy as it is; a multiple of 4 steps."""
-    facts = corpus_facts(corpus.parent.parent)
-    recipe = load_plan(sweep_text(STEP * 40_000), "lost.yaml", facts)[1].trials[0].recipe
-    training = Training.fresh(recipe, corpus, Execution(threads=1))
+    recipe = load_plan(sweep_text(STEP * 40_000), "lost.yaml", corpus_facts(store))[1].trials[0].recipe
+    training = Training.fresh(recipe, store / "corpora" / "builtin", Execution(threads=1))
     training.train_to(STEP * 20, lambda: False, lambda _: None)  # warm
     until, before = time.monotonic() + 2.0, training.tokens
     training.train_to(recipe.token_budget, lambda: time.monotonic() > until, lambda _: None)

@@ -32,8 +32,9 @@ def testbed() -> Iterator[Bed]:
 
 @pytest.fixture(scope="session")
 def sweep_file(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
-    path = tmp_path_factory.mktemp("sweep") / "lost.yaml"
-    path.write_text(sweep_text(tokens_of_seconds(corpus, SECONDS_OF_TRIAL)))
+    folder = tmp_path_factory.mktemp("sweep")
+    path = folder / "lost.yaml"
+    path.write_text(sweep_text(tokens_of_seconds(new_store(folder, corpus), SECONDS_OF_TRIAL)))
     return path
 
 

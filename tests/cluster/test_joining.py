@@ -170,9 +170,9 @@ def test_a_full_disk_on_one_node_loses_nothing_and_no_credential_is_left_anywher
 
 
 def test_a_machine_that_is_no_node_drives_the_cluster_and_a_stop_from_elsewhere_saves_its_trials(
-    testbed: Bed, head: Host, tmp_path: Path, shared_store: Path, corpus: Path
+    testbed: Bed, head: Host, tmp_path: Path, shared_store: Path
 ) -> None:
-    sweep = written(tmp_path, base={**BASE, "token_budget": tokens_of_seconds(corpus, 30.0)})
+    sweep = written(tmp_path, base={**BASE, "token_budget": tokens_of_seconds(shared_store, 30.0)})
     driver = geosweep(testbed, "run", sweep, "--address", gcs(head), "--store", str(shared_store))
     wait_until(
         "something is trained", lambda: driver.poll() is not None or any(shared_store.glob("checkpoints/*/*/m*"))
