@@ -1,6 +1,6 @@
 """What a session adds to the training itself, beside the same grid in plain Ray Tune, and its driver's memory.
 
-    python -m benchmarks.overhead [--trials 108] [--slots 2] [--repeats 1] [--planned 1000] [--json FILE]
+    python -m benchmarks.overhead [--trials 108] [--slots 2] [--repeats 1] [--planned 1000] [--store DIR]
 
 Each trial trains a tiny model for about one second; the budget is set by a measurement at the start. The ideal is the
 time spent inside training steps, divided by the slots: it is taken from the recorded steps, so that a machine
@@ -139,9 +139,10 @@ def new_store(folder: Path, corpus: Path) -> Path:
 
 
 def measure(given: argparse.Namespace, scratch: Path) -> Mapping[str, Any]:
-    first = scratch / "first"
-    prepare_corpus("builtin", first, None, default_settings("builtin"), again=False, say=print)
-    corpus, file = first / "corpora" / "builtin", scratch / "grid.yaml"
+    first = given.store or scratch / "first"
+    if given.store is None:
+        prepare_corpus("builtin", first, None, default_settings("builtin"), again=False, say=print)
+    corpus, file = (first / "corpora" / "builtin").resolve(), scratch / "grid.yaml"
     tokens = tokens_of_seconds(first, 1.0)
     file.write_text(grid(given.trials, tokens))
     ours, plain = [], []
@@ -162,6 +163,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--planned", type=int, default=1000)
+    parser.add_argument("--store", type=Path, help="a store with the corpus 'builtin'; default: one is made")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="geosweep-overhead-") as folder:
