@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import pickle
+import socket
 import threading
 import time
 import traceback
@@ -109,6 +110,9 @@ def _new_attempt(layout: StoreLayout, config: Mapping[str, Any]) -> Attempt:
     from orchestrator.attempt import Attempt
     from trainers.loop import Execution
 
+    if not layout.files.exists(layout.marker):  # a node that came after the start, where reach.py looked at all
+        what = f"{socket.gethostname()} does not see the store {config['store']}"
+        raise EnvironmentFault("storage_error", what, "mount it there, or take the node out of the cluster")
     leg = Leg.model_validate_json(config["leg"])
     execution = Execution(
         device="cuda" if config["gpus"] else "cpu",
