@@ -224,7 +224,7 @@ def _start(cpus: int | None, folder: str) -> None:
 def _require_same_versions(address: str) -> None:
     """Ray connects only equal versions, and says so late. raises EnvironmentFault (version_mismatch, wrong_token)"""
     import ray
-    from ray._private.usage.usage_lib import get_cluster_metadata
+    from ray._common.usage.usage_lib import get_cluster_metadata
 
     cluster = get_cluster_metadata(_gcs(address)) or {}
     there = (cluster.get("ray_version"), cluster.get("python_version"))

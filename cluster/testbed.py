@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -103,7 +103,6 @@ class Host:
     init: int
     link: str
     _launcher: subprocess.Popen[str]
-    _started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def run(self, *command: str, timeout_s: float = _START_S, **environment: str) -> str:
         """Run a command on the host and wait; returns what it printed. raises EnvironmentFault if it fails"""
@@ -120,18 +119,6 @@ class Host:
             what = f"{self.name}: {' '.join(command)} ended with exit code {done.returncode}: {done.stdout}"
             raise EnvironmentFault("host_command", what)
         return done.stdout
-
-    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command on the host; it dies with the host."""
-        process = subprocess.Popen(
-            self._enter(command),
-            env=self._environment(environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._started.append(process)
-        return process
 
     def start_ray(self, head: str | None = None, *options: str, cpus: int = 1, **environment: str) -> None:
         """Make the host a node of a cluster: the head of a new one, or of the one whose head has that address."""
@@ -181,8 +168,6 @@ class Host:
             return
         os.kill(self.init, signal.SIGKILL)
         self._launcher.communicate()
-        for process in self._started:
-            process.communicate()
 
     def pause(self) -> None:
         """Stop every process where it is; `thaw` lets them go on."""

@@ -21,6 +21,7 @@ KINDS: tuple[Kind, ...] = ("node_lost", "worker_killed", "out_of_memory", "stora
 """Kinds of the events that say how an attempt died."""
 _OF_STORAGE = ("storage_error", "corrupt_file")
 _ADDRESS = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{16,}\b|\bpid=\d+|\bip=[\d.]+")
+NO_SPACE = "No space left on device"
 LONGEST_DELAY_S = 60.0
 
 
@@ -54,7 +55,8 @@ def classify(error: BaseException | str | None) -> Failure:
         kind = "unknown" if isinstance(cause, str) else _kind_of_exception(cause)
         return Failure(kind=kind, detail=_last_line(text), traceback=text)
     if getattr(error, "actor_init_failed", False):
-        return Failure(kind="unknown", detail=_last_line(text), traceback=text)
+        kind = "storage_error" if NO_SPACE in text else "unknown"
+        return Failure(kind=kind, detail=_last_line(text), traceback=text)
     return Failure(
         kind=_kind_of_death(text, preempted=getattr(error, "preempted", False)),
         detail=_reason(text),
@@ -70,6 +72,8 @@ def _is_death(error: BaseException) -> bool:
 
 def _kind_of_death(text: str, *, preempted: bool) -> Kind:
     """Of a process or a machine that went away. Ray names memory as a usual cause of any kill: that is no finding."""
+    if NO_SPACE in text:
+        return "storage_error"
     if preempted or "node has died" in text or "node was terminated" in text or "Owner's node has crashed" in text:
         return "node_lost"
     if "NODE_OUT_OF_MEMORY" in text or "running low on memory" in text:
@@ -83,7 +87,9 @@ def _kind_of_exception(cause: BaseException) -> Kind:
     names = {kind.__name__ for kind in type(cause).__mro__}
     if isinstance(cause, MemoryError) or "OutOfMemoryError" in names or "can't allocate memory" in str(cause):
         return "out_of_memory"
-    return "storage_error" if isinstance(cause, OSError) else "unknown"
+    if isinstance(cause, OSError) or NO_SPACE in str(cause):  # Ray too writes on the node's disk
+        return "storage_error"
+    return "unknown"
 
 
 def _reason(text: str) -> str:

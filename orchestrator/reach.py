@@ -18,7 +18,7 @@ _MOUNT = "mount the same folder at the same path on every node, or use a store o
 
 
 def require_visible_store(layout: StoreLayout) -> None:
-    """raises EnvironmentFault (store_invisible) with a line for each node that does not see the store as we do."""
+    """raises EnvironmentFault (store_invisible) with a line for each node that does not reach the store as we do."""
     from cluster.connect import call_on_every_node
 
     name, word = f"probe-{uuid.uuid4().hex}", uuid.uuid4().hex
@@ -31,7 +31,7 @@ def require_visible_store(layout: StoreLayout) -> None:
         layout.files.remove(question)
     lines = [f"{node}: {problem}" for node, problem in sorted(problems.items()) if problem]
     if lines:
-        headline = f"{layout.url}: {len(lines)} of {len(problems)} nodes do not see this store, nothing was started"
+        headline = f"{layout.url}: {len(lines)} of {len(problems)} nodes cannot work on this store, nothing was started"
         raise EnvironmentFault("store_invisible", "\n  ".join([headline, *lines]), _MOUNT)
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -211,7 +212,7 @@ class _Session:
         scales = {segment.recipe.model.scale for segment in self._left.values()}
         until = time.monotonic() + patience_s
         while True:
-            nodes = [Node(name=name, has=has) for name, has in living_nodes()]
+            nodes = [Node(name=name, has=has) for name, has in sorted(living_nodes(), key=itemgetter(0))]
             lines = unplaceable(self._spec.execution, scales, nodes)
             if not lines:
                 return

@@ -30,7 +30,7 @@ SMALL = {
 METADATA = """
 import sys, json
 from ray._raylet import GcsClient
-from ray._private.usage.usage_constants import CLUSTER_METADATA_KEY
+from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
 gcs = GcsClient(address=sys.argv[1])
 metadata = json.loads(gcs.internal_kv_get(CLUSTER_METADATA_KEY, b"cluster"))
 gcs.internal_kv_put(CLUSTER_METADATA_KEY, json.dumps({**metadata, sys.argv[2]: sys.argv[3]}).encode(), True, b"cluster")
@@ -86,7 +86,7 @@ def test_a_job_without_the_token_is_refused_by_the_cluster(testbed: Bed, head: H
     assert testbed.token.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize(("by", "address"), [("submit", "http://10.255.255.1:8265"), ("run", "127.0.0.1:6399")])
+@pytest.mark.parametrize(("by", "address"), [("submit", "http://127.0.0.1:6398"), ("run", "127.0.0.1:6399")])
 def test_an_address_where_nothing_answers_is_named(
     testbed: Bed, tmp_path: Path, shared_store: Path, by: str, address: str
 ) -> None:
@@ -128,7 +128,7 @@ def test_a_store_that_a_node_does_not_see_is_found_out_before_anything_is_traine
     arguments = ("submit", written(tmp_path), "--address", url(head), "--store", str(shared_store), "--follow")
     with hidden(testbed.hosts["node"], shared_store):
         printed = finish(geosweep(testbed, *arguments), expected=3)
-    assert "1 of 2 nodes do not see this store, nothing was started" in printed
+    assert "1 of 2 nodes cannot work on this store, nothing was started" in printed
     assert f"node: there is no store at {shared_store}" in printed
     assert rows(shared_store, "select * from segments") == []
 
@@ -144,15 +144,18 @@ def test_trials_that_no_node_can_hold_are_refused_with_what_each_node_has(
     assert "head: 1 CPU, 0 GPU; node: 1 CPU, 0 GPU" in printed
 
 
-def test_a_full_disk_on_one_node_loses_nothing_and_no_credential_is_left_anywhere(
+def test_a_disk_that_gets_full_on_one_node_loses_nothing_and_no_credential_is_left_anywhere(
     testbed: Bed, head: Host, tmp_path: Path, shared_store: Path
 ) -> None:
     node = testbed.hosts["node"]
+    sweep = written(tmp_path, base={**BASE, "token_budget": tokens_of_seconds(shared_store, 10.0)})
+    arguments = ("submit", sweep, "--address", url(head), "--store", str(shared_store), "--follow")
+    follower = geosweep(testbed, *arguments, AWS_SECRET_ACCESS_KEY=SECRET, AWS_ACCESS_KEY_ID="key")
+    wait_until("a checkpoint", lambda: follower.poll() is not None or any(shared_store.glob("checkpoints/*/*/m*")))
     filler = node.scratch / "filler"
-    node.start("dd", "if=/dev/zero", f"of={filler}", "bs=1M").communicate()
-    arguments = ("submit", written(tmp_path), "--address", url(head), "--store", str(shared_store), "--follow")
+    node.run("sh", "-c", f"dd if=/dev/zero of={filler} bs=1M; true")
     try:
-        finish(geosweep(testbed, *arguments, AWS_SECRET_ACCESS_KEY=SECRET, AWS_ACCESS_KEY_ID="key"))
+        finish(follower)
     finally:
         node.run("rm", str(filler))
     assert complete(shared_store)
@@ -174,9 +177,8 @@ def test_a_machine_that_is_no_node_drives_the_cluster_and_a_stop_from_elsewhere_
 ) -> None:
     sweep = written(tmp_path, base={**BASE, "token_budget": tokens_of_seconds(shared_store, 30.0)})
     driver = geosweep(testbed, "run", sweep, "--address", gcs(head), "--store", str(shared_store))
-    wait_until(
-        "something is trained", lambda: driver.poll() is not None or any(shared_store.glob("checkpoints/*/*/m*"))
-    )
+    wait_until("a checkpoint", lambda: driver.poll() is not None or any(shared_store.glob("checkpoints/*/*/m*")))
+    assert driver.poll() is None, driver.communicate()[0]
     stopped = finish(geosweep(testbed, "stop", "small", "--store", str(shared_store)))
     assert "small: stopped" in stopped
     printed = finish(driver, expected=130)
