@@ -31,14 +31,19 @@ class Progress:
     """Where an attempt stands after a slice.
 
     state     training: call again; committed: the whole leg is in the store; diverged, stopped: the leg ends here
-    tokens    position of the trial; loss (nats) and tokens_per_s of the newest step, None before the first
+    attempt   which attempt at the leg this is
+    tokens    position of the trial
+    loss, lr, grad_norm, tokens_per_s   of the newest step, as in a curve; None before the first of a segment
     detail    why, for diverged
     """
 
     state: State
     segment: str
+    attempt: int
     tokens: int
     loss: float | None
+    lr: float | None
+    grad_norm: float | None
     tokens_per_s: float | None
     detail: str = ""
 
@@ -150,8 +155,11 @@ class Attempt:
         return Progress(
             state=state,
             segment=segment.id,
+            attempt=self._attempt,
             tokens=self._training.tokens if self._training else segment.to_tokens,
             loss=last.loss if last else None,
+            lr=last.lr if last else None,
+            grad_norm=last.grad_norm if last else None,
             tokens_per_s=last.tokens_per_s if last else None,
             detail=detail,
         )

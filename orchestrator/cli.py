@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -327,13 +326,14 @@ def status(
     from orchestrator import status as page
     from orchestrator.query import Store
 
+    where = "" if store == DEFAULT_STORE else f" --store {store}"
     with Store(store) as opened:
         if watch and not as_json:
-            page.watch(opened, name, out)
+            page.watch(opened, name, out, where)
             return
-        sweeps = page.read_status(opened, name)
+        sweeps = page.read_status(opened, name, where)
     if as_json:
-        print(json.dumps([asdict(sweep) for sweep in sweeps], indent=2))
+        print(json.dumps(page.as_json(sweeps), indent=2))
     else:
         page.show(sweeps, out)
 

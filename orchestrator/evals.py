@@ -129,6 +129,11 @@ class EvaluationPool:
                 self._running[actor.evaluate.remote(item.folder, settings, corpora)] = (actor, item)
         return len(owed)
 
+    @property
+    def at_work(self) -> tuple[Evaluation, ...]:
+        """What the actors compute now."""
+        return tuple(owed.evaluation for _, owed in self._running.values())
+
     def _collect(self) -> None:
         import ray
 

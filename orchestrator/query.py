@@ -203,6 +203,10 @@ class Store:
     def close(self) -> None:
         self._database.close()
 
+    @property
+    def layout(self) -> StoreLayout:
+        return self._layout
+
     def refresh(self) -> bool:
         """Take in what was stored since; whether there was something."""
         changed = [source for source in self._sources.values() if source.take_in()]

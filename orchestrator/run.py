@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from orchestrator.activity import Activity
 from orchestrator.corpora import require_corpora
 from orchestrator.legs import Leg, LegQueue, with_descendants
 from orchestrator.plan import Evaluation, Plan
@@ -30,6 +31,7 @@ from orchestrator.standing import read_standing
 from orchestrator.store import registry
 from orchestrator.store.committer import committing
 from orchestrator.store.layout import StoreLayout, create_or_open
+from orchestrator.store.live import telling
 from orchestrator.store.sweeps import asked_evaluations, segments_of_other_sweeps, submit
 from trainers.errors import EnvironmentFault
 
@@ -101,6 +103,7 @@ class _Session:
     """The state of one session, all of it derived from the plan and the store."""
 
     def __init__(self, layout: StoreLayout, spec: SweepSpec, plan: Plan, screen: Screen) -> None:
+        from cluster.connect import machine_use
         from orchestrator.evals import Ledger
 
         self._layout, self._spec, self._plan, self._screen = layout, spec, plan, screen
@@ -117,6 +120,7 @@ class _Session:
         self._evaluated_before = self._ledger.done
         self._stopping = threading.Event()
         self._faults: list[str] = []
+        self._activity = Activity(plan.sweep, plan.trials, machine_use)
 
     def nothing_left(self) -> bool:
         return self._trained_out() and not self._ledger.owed(self._committed)
@@ -127,6 +131,7 @@ class _Session:
         with (
             self._screen,
             local_ray(),
+            telling(self._layout, self._plan.sweep, self._activity.look, self._screen.say),
             tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch,
             committing(self._layout, self._screen.say),
         ):
@@ -147,6 +152,7 @@ class _Session:
             told = False
             while pool.poll(set(self._committed)) or tune.alive:
                 self._screen.counts(self._counts())
+                self._activity.evaluations(pool.at_work)
                 self._release()
                 if self._stopping.is_set() and not told:
                     tune.stop()
@@ -179,6 +185,7 @@ class _Session:
             case "failed":
                 self._fail(leg, progress["detail"])
         self._screen.leg(leg, progress)
+        self._activity.leg(leg, progress)
 
     def _commit(self, ids: Sequence[str]) -> None:
         """Bound anew, never changed in place: the main thread may be reading the old ones."""

@@ -176,6 +176,11 @@ class _Relay(_NotInSnapshots, tune.Callback):  # type: ignore[misc]
     def __init__(self, search: _LegSearch, listener: Listener) -> None:
         self._search, self._listener = search, listener
 
+    def on_trial_start(self, *, trial: Any, **_rest: Any) -> None:
+        with contextlib.suppress(Exception):
+            if leg := self._search.legs.get(trial.trial_id):
+                self._listener(leg, {"state": "starting"})
+
     def on_trial_result(self, *, trial: Any, result: Mapping[str, Any], **_rest: Any) -> None:
         with contextlib.suppress(Exception):
             if (leg := self._search.legs.get(trial.trial_id)) and not result.get("done"):

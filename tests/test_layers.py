@@ -25,11 +25,11 @@ ORDER = {
     ),
     "orchestrator": (
         "spec presets identity sharing plan retention machines cost lint changes schema store corpora views query legs "
-        "standing attempt tune evals garbage preview planpage bench progress run imports backfill status trialpage "
-        "statistics study report bundle reference cli __main__"
+        "standing activity attempt tune evals garbage preview planpage bench progress run imports backfill status "
+        "trialpage statistics study report bundle reference cli __main__"
     ),
     "orchestrator.report": "style figures effects matrices tables page",
-    "orchestrator.store": "durable layout leases inbox tables committer registry sweeps verify",
+    "orchestrator.store": "durable layout leases live inbox tables committer registry sweeps verify",
 }
 
 RAY_ALLOWED = {

@@ -25,7 +25,7 @@ from orchestrator.schema import FORMAT_VERSION, TABLES
 from orchestrator.store.durable import make_folder, storage_faults, write_new
 from trainers.errors import EnvironmentFault, InputError, nearest
 
-_FOLDERS = ("sweeps", "corpora", "checkpoints", "inbox", "tables", "export", "leases", "temporary")
+_FOLDERS = ("sweeps", "corpora", "checkpoints", "inbox", "tables", "export", "leases", "live", "temporary")
 _LATER_FOLDERS = ("conflicts",)  # made by the fold
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,159}")
 _LEFTOVER_AGE_S = 86_400
@@ -86,6 +86,10 @@ class StoreLayout:
 
     def lease(self, what: str) -> Path:
         return self.root / "leases" / f"{safe_name(what, 'lease')}.json"
+
+    def live(self, sweep: str) -> Path:
+        """What the session of a sweep does now; there while one is at work, or was killed."""
+        return self.root / "live" / f"{safe_name(sweep, 'sweep')}.json"
 
     def temporary(self) -> Path:
         """A path that nobody else uses, on the store's file system, in a folder that no reader scans."""
