@@ -33,7 +33,7 @@ class Progress:
     state     training: call again; committed: the whole leg is in the store; diverged, stopped: the leg ends here
     attempt   which attempt at the leg this is
     tokens    position of the trial
-    loss, lr, grad_norm, tokens_per_s   of the newest step, as in a curve; None before the first of a segment
+    loss, lr, grad_norm, tokens_per_s   of the newest step, as in a curve; None before the first
     detail    why, for diverged
     """
 
@@ -59,6 +59,7 @@ class Attempt:
         self._left = [s for s in leg.segments if not self._is_done(s)]
         self._training: Training | None = None
         self._curve: list[CurveRecord] = []
+        self._newest: CurveRecord | None = None
         self._saved_at = time.monotonic()
 
     def advance(self, seconds: float, stop_asked: Callable[[], bool]) -> Progress:
@@ -74,7 +75,7 @@ class Attempt:
             segment = self._left[0]
             training = self._opened(segment)
             ending = training.train_to(
-                segment.to_tokens, lambda: time.monotonic() > until or stop_asked(), self._curve.append
+                segment.to_tokens, lambda: time.monotonic() > until or stop_asked(), self._record
             )
             if ending.kind == "diverged":
                 return self._diverged(segment, ending.tokens, ending.reason)
@@ -89,6 +90,10 @@ class Attempt:
                 self._save_rescue(segment, training)
             return self._progress("training", segment)
         return self._progress("committed", self._leg.segments[-1])
+
+    def _record(self, step: CurveRecord) -> None:
+        self._curve.append(step)
+        self._newest = step
 
     def _opened(self, segment: LegSegment) -> Training:
         """The training at the segment's start, or where an earlier attempt left a rescue."""
@@ -151,7 +156,7 @@ class Attempt:
         return f"at {tokens:,} tokens, attempt {self._attempt}"
 
     def _progress(self, state: State, segment: LegSegment, detail: str = "") -> Progress:
-        last = self._curve[-1] if self._curve else None
+        last = self._newest
         return Progress(
             state=state,
             segment=segment.id,

@@ -73,9 +73,11 @@ def check(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE, strict: Stri
     from orchestrator.plan import load_plan
     from orchestrator.preview import refuse_warnings
     from orchestrator.spec import find_sweep, read_text
+    from orchestrator.trackers import require_trackers
 
     path = find_sweep(sweep)
     spec, plan = load_plan(read_text(path), str(path), corpus_facts(store))
+    require_trackers(spec, str(path))
     findings = lint(spec, plan)
     if strict:
         refuse_warnings(findings, str(path))

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from orchestrator.activity import Activity
+from orchestrator.activity import Activity, trials_of_segments
 from orchestrator.corpora import require_corpora
 from orchestrator.legs import Leg, LegQueue, with_descendants
 from orchestrator.plan import Evaluation, Plan
@@ -33,6 +33,7 @@ from orchestrator.store.committer import committing
 from orchestrator.store.layout import StoreLayout, create_or_open
 from orchestrator.store.live import telling
 from orchestrator.store.sweeps import asked_evaluations, segments_of_other_sweeps, submit
+from orchestrator.trackers import require_trackers
 from trainers.errors import EnvironmentFault
 
 POLL_S = 0.2
@@ -67,6 +68,7 @@ def run_sweep(text: str, source: str, root: Path, screen: Screen, *, share: bool
     seen = preview(text, source, root, share=share)
     refuse_above_limits(seen, source)
     spec, plan = seen.spec, seen.plan
+    require_trackers(spec, source)
     require_corpora(root, plan)
     layout = create_or_open(root)
     with only_driver(layout):
@@ -141,11 +143,16 @@ class _Session:
 
     def _work(self, scratch: Path) -> None:
         from orchestrator.evals import EvaluationPool
+        from orchestrator.tracking import Tracking, makers_of
         from orchestrator.tune import TuneSession
 
         queue = LegQueue(tuple(self._left.values()))
         pool = EvaluationPool(self._layout, self._ledger, self._spec.execution.evaluators)
-        tune = TuneSession(queue, self._layout, self._plan.sweep, self._spec.execution, scratch, self._on_progress)
+        sweep, execution = self._plan.sweep, self._spec.execution
+        makers = makers_of(execution.track, self._layout, sweep)
+        trials = trials_of_segments(self._plan.trials)
+        tracking = Tracking(makers, self._layout, sweep, trials, self._screen.say)
+        tune = TuneSession(queue, self._layout, sweep, execution, scratch, self._on_progress, tracking)
         with stop_signals(self._stopping, self._screen):
             if not queue.exhausted:
                 tune.start()

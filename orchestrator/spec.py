@@ -228,6 +228,7 @@ class Execution(Frozen):
     micro_batch      sequences of one forward pass; absent: the whole batch
     rescue_seconds   a trial saves its state at least this often, between its checkpoints
     retries          attempts at a segment after a fault of the machine
+    track            tensorboard | wandb | mlflow: also shown the newest step of each running trial, about once a second
     """
 
     resources: dict[str, Resources] = Field(default={"default": Resources()})
@@ -235,6 +236,13 @@ class Execution(Frozen):
     micro_batch: Whole | None = None
     rescue_seconds: Positive = 600.0
     retries: Tokens = 3
+    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+
+    @model_validator(mode="after")
+    def _each_tracker_once(self) -> Execution:
+        if len(set(self.track)) < len(self.track):
+            raise ValueError("track names a tracker twice")
+        return self
 
     def resources_of(self, scale: str) -> Resources:
         return self.resources.get(scale) or self.resources.get("default") or Resources()

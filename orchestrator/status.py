@@ -217,26 +217,35 @@ def _machine(use: MachineUse) -> str:
 
 def _training(legs: Sequence[RunningLeg]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("in training", no_wrap=True, overflow="ellipsis")
-    for name in ("tokens", "of", "tokens/s", "loss", "time left"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for leg in legs:
-        table.add_row(*_row_of_leg(leg))
+    table.add_column("in training", no_wrap=True, overflow="ellipsis", min_width=14)
+    for name, width in (("tokens", 7), ("of", 7), ("tokens/s", 8), ("loss", 6), ("time left", 9)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    rows = [_row_of_leg(leg) for leg in legs]
+    if any(row[-1] for row in rows):
+        table.add_column("", no_wrap=True, min_width=8)
+    for row in rows:
+        table.add_row(*row[: len(table.columns)])
     return table
 
 
 def _row_of_leg(leg: RunningLeg) -> list[str]:
     first, *others = leg.trials or (leg.segment,)
-    notes = f" and {len(others)} more" * bool(others) + f" ({leg.state})" * (leg.state != "training")
-    again = f" (attempt {leg.attempt})" if leg.attempt and leg.attempt > 1 else ""
     return [
-        first + notes + again,
+        f"+{len(others)} {first}" if others else first,
         f"{leg.tokens:,}",
         f"{leg.to_tokens:,}",
         "" if leg.tokens_per_s is None else f"{leg.tokens_per_s:,.0f}",
         "" if leg.loss is None else f"{leg.loss:.3f}",
         "" if leg.seconds_left is None else duration(leg.seconds_left),
+        ", ".join(_notes(leg)),
     ]
+
+
+def _notes(leg: RunningLeg) -> Iterator[str]:
+    if leg.state != "training":
+        yield leg.state
+    if leg.attempt and leg.attempt > 1:
+        yield f"attempt {leg.attempt}"
 
 
 def duration(seconds: float) -> str:
