@@ -250,14 +250,14 @@ def _notes(leg: RunningLeg) -> Iterator[str]:
 
 def duration(seconds: float) -> str:
     """A span of time in one or two units: 41 s, 12 min, 3 h 20 min, 2 d 5 h."""
-    minutes, hours, days = round(seconds / 60), int(seconds // 3600), int(seconds // 86_400)
+    hours = int(seconds // 3600)
     if seconds < 90:
         return f"{seconds:.0f} s"
-    if minutes < 90:
-        return f"{minutes} min"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
     if hours < 48:
         return f"{hours} h {int(seconds % 3600 // 60)} min"
-    return f"{days} d {hours % 24} h"
+    return f"{hours // 24} d {hours % 24} h"
 
 
 # --- cells and failures ---------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ import pytest
 import yaml
 
 from orchestrator.query import Store
+from orchestrator.store.layout import StoreLayout
+from orchestrator.store.live import read_live
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -225,9 +227,13 @@ def test_a_stop_saves_the_running_state_and_says_how_to_continue(
     process = start(store, "run", str(sweep_file))
     for signal_number, more in ((signal.SIGINT, 14), (signal.SIGTERM, 4)):
         assert wait_for_files(process, store, files_in(store) + more)
+        live = read_live(StoreLayout(store), "flow")
+        assert live is not None
+        assert (live[0].pid, live[0].machine.cpus) == (process.pid, len(os.sched_getaffinity(0)))
         process.send_signal(signal_number)
         printed = finish(process, expected=130)
         assert f"continue: geosweep resume flow --store {store}" in printed
+        assert read_live(StoreLayout(store), "flow") is None
         process = start(store, "resume", "flow")
     finish(process)
     same_results(store, undisturbed)

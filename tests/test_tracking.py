@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -21,6 +27,13 @@ from orchestrator.trackers import require_trackers
 from orchestrator.tracking import Maker, Tracking, makers_of
 from trainers.errors import InputError
 
+SMALL_SWEEP = {
+    "base": {"preset": "tiny", "scale": "tiny-32", "context": 32, "batch_size": 8, "token_budget": 65_536},
+    "grids": [{"name": "one", "axes": {"seed": [0]}}],
+    "evaluations": [],
+    "execution": {"track": ["tensorboard", "wandb", "mlflow"]},
+}
+WANDB_BLOCK = 32_768
 POINTS = ("loss", "lr", "grad_norm", "tokens_per_s")
 
 
@@ -145,3 +158,48 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_instal
 def test_a_tracker_that_is_unknown_or_named_twice_is_refused(given: list[str], words: str) -> None:
     _, (problem,) = parse(sweep_file(execution={"track": given}), "small.yaml")
     assert words in problem
+
+
+@pytest.mark.soak
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_a_session_feeds_wandb_offline_and_trains_though_the_mlflow_server_is_down(
+    tmp_path: Path, corpus: Path
+) -> None:
+    wandb_internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    sweep, store = tmp_path / "small.yaml", tmp_path / "store"
+    sweep.write_text(sweep_file(**SMALL_SWEEP))
+    shutil.copytree(corpus, store / "corpora" / "builtin")
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "run", str(sweep), "--store", str(store)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "http://127.0.0.1:1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "tracker mlflow does not answer and is left behind" in done.stdout
+    assert list((store / "track" / "tensorboard").rglob("events.out.tfevents*"))
+    (file,) = (store / "track" / "wandb").glob("wandb/offline-run-*/*.wandb")
+    curve, read = stored_curve(store), list(wandb_points(file, wandb_internal))
+    assert read
+    for point in read:
+        assert {name: point[name] for name in POINTS} == curve[point["tokens"]]
+
+
+def wandb_points(file: Path, wandb_internal: Any) -> Iterator[dict[str, float]]:
+    """The points of a W&B log: LevelDB's record format in blocks, after a head of seven bytes."""
+    data, place, parts = file.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        left = WANDB_BLOCK - place % WANDB_BLOCK
+        if left < 7:
+            place += left
+        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = wandb_internal.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            if record.WhichOneof("record_type") == "history":
+                yield {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
