@@ -168,7 +168,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--checkpoints", type=int, default=100)
-    parser.add_argument("--unfolded", type=int, default=1000, help="units that lie unfolded in the second store")
+    parser.add_argument(
+        "--unfolded", type=int, default=500, help="units in the second store's inbox: as many as one fold"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the numbers here too")
     given = parser.parse_args()

@@ -92,6 +92,7 @@ def read_status(store: Store, name: str | None, where: str = "") -> list[SweepSt
     }
     if name is not None and name not in revisions:
         raise InputError(f"the store has no sweep '{name}'{nearest(name, revisions)}")
+    store.keep("evaluations")
     return [_status(store, sweep, revisions[sweep], where) for sweep in ([name] if name is not None else revisions)]
 
 
