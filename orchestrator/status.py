@@ -205,7 +205,8 @@ def _session(sweep: SweepStatus) -> list[RenderableType]:
         gone = "it was killed, or it cannot write to the store; what is stored is whole"
         return [Text(f"the {who} has said nothing for {age}: {gone}", style="yellow")]
     since = duration((datetime.now(UTC) - said.started).total_seconds())
-    work = f"{len(said.training)} in training, {len(said.evaluating)} evaluations at work"
+    names = ", ".join(sorted({evaluation.evaluator for evaluation in said.evaluating}))
+    work = f"{len(said.training)} in training, {len(said.evaluating)} in evaluation" + f" ({names})" * bool(names)
     parts: list[RenderableType] = [Text(f"{who} for {since}: {work}; {_machine(said.machine)}")]
     return [*parts, _training(said.training)] if said.training else parts
 

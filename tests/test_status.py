@@ -72,7 +72,7 @@ def test_what_a_session_does_is_shown_with_speed_loss_time_left_and_the_machine(
     StoreLayout(store_root).live("small").write_text(at_work(store_root, plan).model_dump_json())
     text = printed(store_root, 160)
     assert "1 training, 1 waiting" in text
-    assert "1 in training, 1 evaluations at work" in text
+    assert "1 in training, 1 in evaluation (geometry)" in text
     assert "CPUs 3 of 4 (70 % busy), GPUs 0.5 of 1, memory 3.0 of 8.0 GB" in text
     (line,) = [line for line in text.splitlines() if "2,048" in line]
     assert line.split()[1:] == ["2,048", "8,192", "1,024", "4.250", "6", "s", "attempt", "2"]
