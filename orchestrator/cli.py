@@ -30,7 +30,29 @@ app.add_typer(data, name="data")
 store_app = typer.Typer(help="Verify, compact, export and tidy a store.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(store_app, name="store")
 
-StoreOption = Annotated[Path, typer.Option("--store", envvar="GEOSWEEP_STORE", help="folder of the store")]
+
+def _store_folder(store: object) -> Path:
+    from orchestrator.store.files import folder_of
+
+    return folder_of(str(store))
+
+
+def _name(store: Path) -> str:
+    from orchestrator.store.files import files_of
+
+    return files_of(store).name(store)
+
+
+StoreOption = Annotated[
+    Path,
+    typer.Option(
+        "--store",
+        envvar="GEOSWEEP_STORE",
+        help="folder of the store, or s3://BUCKET/PREFIX",
+        parser=_store_folder,
+        metavar="STORE",
+    ),
+]
 DEFAULT_STORE = Path("geosweep-store")
 SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep file, or the name of a shipped sweep")]
 SweepName = Annotated[str, typer.Argument(metavar="NAME", help="a sweep that is in the store")]
@@ -46,20 +68,14 @@ def main() -> None:
     """Run a command; messages instead of tracebacks for what a person can mend."""
     try:
         app()
-    except InputError as error:
-        _complain(error, 2)
     except GeosweepError as error:
-        _complain(error, 3)
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has left: `geosweep query ... | head`
         sys.stderr.close()
         sys.exit(1)
-
-
-def _complain(error: GeosweepError, code: int) -> None:
-    print(error, file=sys.stderr)
-    sys.exit(code)
 
 
 # --- before a sweep -------------------------------------------------------------------------------------------------
@@ -81,7 +97,7 @@ def check(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE, strict: Stri
     findings = lint(spec, plan)
     if strict:
         refuse_warnings(findings, str(path))
-    out.print(f"{path}: valid; {len(plan.trials)} trials, {len(findings)} remarks on the design", markup=False)
+    out.print(f"{path}: valid; {len(plan.trials)} trials, remarks on the design: {len(findings)}", markup=False)
     for finding in findings:
         out.print(f"  {finding.severity} {finding.code}: {finding.text}\n    {finding.remedy}", markup=False)
 
@@ -109,7 +125,7 @@ def plan(
     elif as_json:
         print(json.dumps(planpage.as_json(seen), indent=2))
     else:
-        where = "" if store == DEFAULT_STORE else f" --store {store}"
+        where = "" if store == DEFAULT_STORE else f" --store {_name(store)}"
         planpage.show(seen, out, f"geosweep run {sweep}{where}{' --no-share' * no_share}")
     if strict:
         refuse_warnings(seen.findings, str(path))
@@ -160,9 +176,10 @@ def data_list(store: StoreOption = DEFAULT_STORE) -> None:
 @data.command("verify")
 def data_verify(name: str, store: StoreOption = DEFAULT_STORE) -> None:
     """Check every token file of a corpus against its sha256."""
+    from orchestrator.store.copies import fetch_corpus
     from trainers.tokens import verify
 
-    verify(store / "corpora" / name)
+    verify(fetch_corpus(store, name))
     out.print(f"corpus '{name}': every file is what its manifest says")
 
 
@@ -199,7 +216,7 @@ def bench(
     out.print(
         f"{row['device']}, {threads} threads: {family} {scale}, {batch_size} x {context} tokens a step, {precision}:\n"
         f"{rate:,.0f} tokens/s ({rate * row['flops_per_token'] / 1e9:,.1f} GFLOP/s) by the median of {row['steps']} "
-        f"steps; stored in {store}",
+        f"steps; stored in {_name(store)}",
         markup=False,
     )
 
@@ -246,7 +263,7 @@ def _run(text: str, source: str, store: Path, no_share: bool) -> None:
         done = work if end.trained or end.evaluated else "complete already: nothing was trained or evaluated"
         out.print(f"{end.sweep}: {done}; ask: geosweep query \"select * from final where sweep = '{end.sweep}'\"")
         return
-    continued = f"continue: geosweep resume {end.sweep} --store {store}{' --no-share' * no_share}"
+    continued = f"continue: geosweep resume {end.sweep} --store {_name(store)}{' --no-share' * no_share}"
     out.print(f"{end.sweep}: {'stopped' if end.stopped else 'not complete'}, {work}; nothing is lost\n{continued}")
     raise typer.Exit(130 if end.stopped else 1)
 
@@ -273,19 +290,22 @@ def import_(
     for group in end.equal:
         at = ", ".join(f"{count:,}" for count in group)
         out.print(f"  the same unembedding, bit for bit, at {at} tokens: are these the checkpoints they say?")
-    out.print(f"evaluate: geosweep eval {end.sweep} --evaluators geometry --store {store}", markup=False)
+    out.print(f"evaluate: geosweep eval {end.sweep} --evaluators geometry --store {_name(store)}", markup=False)
 
 
 @app.command()
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="folder of a checkpoint (column path of table checkpoints)")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="its path in the store (column path of table checkpoints), or a folder")
+    ],
     target: Annotated[Path, typer.Argument(help="folder to write; it must not exist")],
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Write a checkpoint as a folder that transformers' from_pretrained loads."""
     from evaluators.hub import export_model
+    from orchestrator.store.checkpoints import named_checkpoint
 
-    export_model(checkpoint, target, store / "corpora")
+    export_model(named_checkpoint(store, checkpoint), target, store / "corpora")
     out.print(f"{target}: AutoModelForCausalLM.from_pretrained('{target}') loads it", markup=False)
 
 
@@ -328,7 +348,7 @@ def status(
     from orchestrator import status as page
     from orchestrator.query import Store
 
-    where = "" if store == DEFAULT_STORE else f" --store {store}"
+    where = "" if store == DEFAULT_STORE else f" --store {_name(store)}"
     with Store(store) as opened:
         if watch and not as_json:
             page.watch(opened, name, out, where)
@@ -470,7 +490,7 @@ def store_compact(store: StoreOption = DEFAULT_STORE) -> None:
         folded = committer.everything()
     for problem in committer.problems.values():
         out.print(problem, markup=False)
-    out.print(f"{folded:,} units folded; tables in {layout.root / 'tables'}, copies in {layout.root / 'export'}")
+    out.print(f"{folded:,} units folded; tables in {layout.url}/tables, copies in {layout.url}/export")
     if committer.problems:
         raise typer.Exit(3)
 

@@ -16,14 +16,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from evaluators.actors import EvaluationActor
+from evaluators.config import settings_from
 from orchestrator.plan import Evaluation
 from orchestrator.schema import METRICS
+from orchestrator.store.checkpoints import fetch_checkpoint, has_checkpoint
+from orchestrator.store.copies import fetch_corpus
 from orchestrator.store.durable import is_full
+from orchestrator.store.files import folder_of
 from orchestrator.store.inbox import key_of, publish
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.registry import checkpoint_digests
 from orchestrator.store.tables import StoredTable, read_rows
-from trainers.checkpoint import read_manifest
+from trainers.checkpoint import TOKENIZER, WEIGHTS, read_manifest
 from trainers.errors import EnvironmentFault
 
 TRIES = 3  # of one evaluation in one session, when the machine breaks it
@@ -55,6 +60,7 @@ class Ledger:
         self._layout = layout
         self._metrics = StoredTable(layout, "metrics")
         self._left = list(evaluations)
+        self._there: set[str] = set()
         self._failed = set() if retry_failed else failed_identities(layout)
         self._checkpoints = checkpoint_digests(layout)
         self.out_of_reach = 0
@@ -69,9 +75,15 @@ class Ledger:
         owed = [item for item in open_ if key_of(METRICS, item.identity) not in stored]
         still = {id(item.evaluation) for item in owed}
         self._left = [e for e in self._left if e.segment not in committed or id(e) in still]
-        reachable = [item for item in owed if Path(item.folder).exists()]
+        reachable = [item for item in owed if self._is_there(item)]
         self.out_of_reach = len(owed) - len(reachable)
         return reachable
+
+    def _is_there(self, item: OwedEvaluation) -> bool:
+        """Whether the checkpoint is in the store; one that owes an evaluation is not removed, so it is asked once."""
+        if item.folder not in self._there and has_checkpoint(self._layout, Path(item.folder)):
+            self._there.add(item.folder)
+        return item.folder in self._there
 
     @property
     def left(self) -> tuple[Evaluation, ...]:
@@ -90,7 +102,8 @@ class Ledger:
     def _item(self, evaluation: Evaluation) -> OwedEvaluation:
         folder = self._layout.checkpoint(evaluation.segment, evaluation.tokens)
         if evaluation.segment not in self._checkpoints:
-            self._checkpoints[evaluation.segment] = read_manifest(folder).checkpoint
+            manifest = read_manifest(fetch_checkpoint(self._layout, folder, ()))
+            self._checkpoints[evaluation.segment] = manifest.checkpoint
         return OwedEvaluation(
             evaluation=evaluation, checkpoint=self._checkpoints[evaluation.segment], folder=str(folder)
         )
@@ -125,8 +138,8 @@ class EvaluationPool:
             if self._idle and str(item) not in in_work:
                 actor = self._idle.pop()
                 settings = item.evaluation.settings.model_dump(mode="json")
-                corpora = str(self._layout.root / "corpora")
-                self._running[actor.evaluate.remote(item.folder, settings, corpora)] = (actor, item)
+                path = str(Path(item.folder).relative_to(self._layout.root))
+                self._running[actor.evaluate_stored.remote(self._layout.url, path, settings)] = (actor, item)
         return len(owed)
 
     @property
@@ -143,13 +156,14 @@ class EvaluationPool:
         for reference in finished:
             actor, owed = self._running.pop(reference)
             try:
-                self._settle(owed, ray.get(reference))
+                answer = ray.get(reference)
             except ray.exceptions.RayActorError as error:  # the actor died: its machine, its memory, a kill
-                self._count_fault(owed, str(error).strip().splitlines()[0])
+                answer = {"fault": str(error).strip().splitlines()[0]}
                 actor = _new_actor()
             except ray.exceptions.RayTaskError as error:  # an exception that evaluate does not expect
-                self._count_fault(owed, str(error).strip().splitlines()[-1])
-            self._idle.append(actor)
+                answer = {"fault": str(error).strip().splitlines()[-1]}
+            self._idle.append(actor)  # also when the answer cannot be stored for want of space: it is made again
+            self._settle(owed, answer)
         self._save()
 
     def _save(self) -> None:
@@ -182,12 +196,25 @@ class EvaluationPool:
         self.failures[str(owed)] = reason
 
 
+class StoreEvaluations(EvaluationActor):
+    """Evaluates checkpoints of a store on whichever machine it runs."""
+
+    def evaluate_stored(self, store: str, path: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """As evaluate. store: its folder or URL; path: of the checkpoint in it, as table checkpoints has it"""
+        layout = StoreLayout(folder_of(store))
+        try:
+            folder = fetch_checkpoint(layout, layout.root / path, (WEIGHTS, TOKENIZER))
+            for name in settings_from(settings).corpora:
+                fetch_corpus(layout.root, name)
+        except EnvironmentFault as fault:
+            return {"values": [], "failure": None, "fault": str(fault), "wall_s": 0.0}
+        return self.evaluate(str(folder), settings, str(layout.root / "corpora"))
+
+
 def _new_actor() -> Any:
     import ray
 
-    from evaluators.actors import EvaluationActor
-
-    return ray.remote(num_cpus=0, max_restarts=0)(EvaluationActor).remote(threads=1)
+    return ray.remote(num_cpus=0, max_restarts=0)(StoreEvaluations).remote(threads=1)
 
 
 def metric_rows(owed: OwedEvaluation, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

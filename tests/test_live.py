@@ -55,13 +55,14 @@ def test_the_file_follows_the_beats_and_goes_with_the_session(layout: StoreLayou
 
 def test_a_store_that_refuses_the_file_is_named_once_and_the_session_goes_on(layout: StoreLayout) -> None:
     (layout.root / "live").rmdir()
+    (layout.root / "live").touch()  # no folder
     look, reached = looking(3)
     said: list[str] = []
     with telling(layout, "small", look, said.append):
         assert reached.wait(30)
     (line,) = said
     assert "the session goes on" in line
-    assert str(layout.live("small")) in line
+    assert "Not a directory" in line
     assert not list((layout.root / "temporary").iterdir())
 
 

@@ -1,4 +1,4 @@
-"""Tell every machine that sees the store what a session does now: one small file, replaced every two seconds.
+"""Tell every machine that sees the store what a session does now: one small file, replaced every few seconds.
 
 run, backfill -> [live] -> live/<sweep>.json -> status
 in    LiveSession: what trains, what is evaluated, what of the machine is in use
@@ -17,12 +17,13 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
-from orchestrator.store.durable import replace_file, storage_faults
 from orchestrator.store.layout import StoreLayout
 from trainers.config import Frozen
+from trainers.errors import EnvironmentFault
 
 BEAT_S = 2.0
-SILENT_S = 15.0  # a file that is older than this was left by a session that is gone, or its storage is
+BEAT_S_REMOTE = 10.0  # a put to S3 is a request that is paid for
+SILENT_S = 30.0  # a file that is older than this was left by a session that is gone, or its storage is
 
 
 class RunningLeg(Frozen):
@@ -100,8 +101,8 @@ def telling(
     finally:
         ending.set()
         thread.join()
-        with contextlib.suppress(OSError):
-            layout.live(sweep).unlink(missing_ok=True)
+        with contextlib.suppress(EnvironmentFault):
+            layout.files.remove(layout.live(sweep))
 
 
 def read_live(layout: StoreLayout, sweep: str) -> tuple[LiveSession, float] | None:
@@ -109,10 +110,10 @@ def read_live(layout: StoreLayout, sweep: str) -> tuple[LiveSession, float] | No
 
     returns  None where no session is at work, or the file says nothing that this version understands
     """
-    path = layout.live(sweep)
+    files, path = layout.files, layout.live(sweep)
     try:
-        written = path.stat().st_mtime
-        return LiveSession.model_validate_json(path.read_bytes()), max(0.0, time.time() - written)
+        written = files.facts(path).modified
+        return LiveSession.model_validate_json(files.read(path)), max(0.0, time.time() - written)
     except (FileNotFoundError, ValidationError):
         return None
 
@@ -129,15 +130,8 @@ def _tell(
                 say(f"`geosweep status` is not told what this session does, the session goes on: {error}")
             said = True
         beat += 1
-        ending.wait(BEAT_S)
+        ending.wait(BEAT_S_REMOTE if layout.files.remote else BEAT_S)
 
 
 def _write(layout: StoreLayout, session: LiveSession) -> None:
-    path, temporary = layout.live(session.sweep), layout.temporary()
-    with storage_faults(path, "the older file stays"):
-        try:
-            temporary.write_text(session.model_dump_json(), encoding="utf-8")
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-    replace_file(temporary, path)
+    layout.files.replace(layout.live(session.sweep), session.model_dump_json().encode())
