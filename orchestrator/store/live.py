@@ -101,7 +101,7 @@ def telling(
     finally:
         ending.set()
         thread.join()
-        with contextlib.suppress(EnvironmentFault):
+        with contextlib.suppress(EnvironmentFault, OSError):
             layout.files.remove(layout.live(sweep))
 
 
