@@ -18,6 +18,7 @@ import yaml
 from pydantic import ValidationError
 
 from evaluators.config import EVALUATOR_SETTINGS, EVALUATOR_VERSIONS, EvaluatorSettings, settings_from
+from orchestrator.activity import Activity
 from orchestrator.corpora import read_by, require
 from orchestrator.driving import only_driver
 from orchestrator.evals import EvaluationPool, Ledger
@@ -31,6 +32,7 @@ from orchestrator.spec import read_text
 from orchestrator.store import registry
 from orchestrator.store.checkpoints import has_checkpoint
 from orchestrator.store.layout import StoreLayout, create_or_open, open_existing, stop_file
+from orchestrator.store.live import telling
 from orchestrator.store.sweeps import ask, asked_evaluations, require_revision
 from trainers.errors import InputError, nearest
 
@@ -99,18 +101,27 @@ def _session(
     actors: int,
     address: str | None,
 ) -> SessionEnd:
+    from cluster.connect import machine_use
+
     failures: dict[str, str] = {}
     stopping = threading.Event()
     owed = len(ledger.owed(committed))
     before = ledger.done
     if owed:
-        with screen, session_ray(address), stop_signals(stopping, screen):
+        activity = Activity(sweep, (), machine_use)
+        with (
+            screen,
+            session_ray(address),
+            telling(layout, sweep, activity.look, screen.say),
+            stop_signals(stopping, screen),
+        ):
             if address is not None:
                 require_visible_store(layout)
             layout.files.remove(stop_file(layout, sweep))
             pool = EvaluationPool(layout, ledger, min(actors, owed))
             while pool.poll(committed) and not stopping.is_set() and not layout.files.exists(stop_file(layout, sweep)):
                 screen.counts(_counts(ledger, failures))
+                activity.evaluations(pool.at_work)
                 time.sleep(POLL_S)
             failures = pool.failures
     return SessionEnd(

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.activity import Activity, trials_of_segments
 from orchestrator.corpora import require_corpora
 from orchestrator.driving import Driver, only_driver
 from orchestrator.legs import Leg, LegQueue, LegSegment, with_descendants
@@ -37,7 +38,9 @@ from orchestrator.store import registry
 from orchestrator.store.committer import committing
 from orchestrator.store.durable import is_full
 from orchestrator.store.layout import StoreLayout, create_or_open, stop_file
+from orchestrator.store.live import telling
 from orchestrator.store.sweeps import asked_evaluations, segments_of_other_sweeps, submit
+from orchestrator.trackers import require_trackers
 from trainers.errors import EnvironmentFault
 
 if TYPE_CHECKING:  # Ray is for sessions that have something to do
@@ -80,6 +83,7 @@ def run_sweep(
     seen = preview(text, source, root, share=share)
     refuse_above_limits(seen, source)
     spec, plan = seen.spec, seen.plan
+    require_trackers(spec, source)
     require_corpora(root, plan)
     layout = create_or_open(root)
     with only_driver(layout, f"run {plan.sweep}", screen.say) as driver:
@@ -100,6 +104,7 @@ class _Session:
     """The state of one session, all of it derived from the plan and the store."""
 
     def __init__(self, layout: StoreLayout, spec: SweepSpec, plan: Plan, screen: Screen, driver: Driver) -> None:
+        from cluster.connect import machine_use
         from orchestrator.evals import Ledger
 
         self._driver = driver
@@ -121,6 +126,7 @@ class _Session:
         self._seen_at: dict[str, int] = {}
         self._to_store: deque[Callable[[], None]] = deque()
         self._is_full = False
+        self._activity = Activity(plan.sweep, plan.trials, machine_use)
 
     def nothing_left(self) -> bool:
         return self._trained_out() and not self._ledger.owed(self._committed)
@@ -129,6 +135,7 @@ class _Session:
         with (
             self._screen,
             session_ray(address),
+            telling(self._layout, self._plan.sweep, self._activity.look, self._screen.say),
             tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch,
             committing(self._layout, self._screen.say),
         ):
@@ -163,11 +170,16 @@ class _Session:
 
     def _work(self, scratch: Path) -> None:
         from orchestrator.evals import EvaluationPool
+        from orchestrator.tracking import Tracking, makers_of
         from orchestrator.tune import TuneSession
 
         queue = LegQueue(tuple(self._left.values()))
         pool = EvaluationPool(self._layout, self._ledger, self._spec.execution.evaluators)
-        tune = TuneSession(queue, self._layout, self._plan.sweep, self._spec.execution, scratch, self._on_progress)
+        sweep, execution = self._plan.sweep, self._spec.execution
+        makers = makers_of(execution.track, self._layout, sweep)
+        trials = trials_of_segments(self._plan.trials)
+        tracking = Tracking(makers, self._layout, sweep, trials, self._screen.say)
+        tune = TuneSession(queue, self._layout, sweep, execution, scratch, self._on_progress, tracking)
         with stop_signals(self._stopping, self._screen):
             if not queue.exhausted:
                 tune.start()
@@ -178,6 +190,7 @@ class _Session:
                 self._screen.counts(self._counts())
                 self._require_to_be_current()
                 self._look_for_a_stop()
+                self._activity.evaluations(pool.at_work)
                 if self._stopping.is_set() and not told:
                     tune.stop()
                     told = True
@@ -245,6 +258,7 @@ class _Session:
         if progress["state"] == "training":
             self._seen_at[leg.id] = progress["tokens"]
         self._screen.leg(leg, progress)
+        self._activity.leg(leg, progress)
 
     def _record_death(self, leg: Leg, progress: Mapping[str, Any]) -> None:
         segment = self._open_segment(leg)

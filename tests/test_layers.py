@@ -27,19 +27,21 @@ ORDER = {
         "__main__"
     ),
     "orchestrator": (
-        "spec presets identity sharing plan retention placement machines cost lint changes schema store corpora views "
-        "query failures legs standing attempt driving reach remote tune evals garbage preview planpage bench progress "
-        "run imports backfill status certificates trialpage statistics study report bundle reference cli __main__"
+        "spec trackers presets identity sharing plan retention placement machines cost lint changes schema store "
+        "corpora views query failures legs standing activity attempt tracking driving reach remote tune evals garbage "
+        "preview planpage bench progress run imports backfill status certificates trialpage statistics study report bundle "
+        "reference cli __main__"
     ),
     "cluster": "code connect submit testbed",
     "orchestrator.report": "style figures effects matrices tables page",
     "orchestrator.store": (
-        "durable files copies layout leases fences checkpoints inbox tables committer registry sweeps verify"
+        "durable files copies layout leases live fences checkpoints inbox tables committer registry sweeps verify"
     ),
 }
 
 RAY_ALLOWED = {
     "orchestrator/tune.py",
+    "orchestrator/tracking.py",
     "orchestrator/evals.py",
     "orchestrator/run.py",
     "cluster/connect.py",

@@ -71,7 +71,7 @@ def test_a_leg_whose_process_was_killed_comes_again_until_its_budget_is_used_up(
     assert started.search.suggest("e") == first
     started.search.died("e", killed())
     assert started.search.suggest("f") == Searcher.FINISHED
-    assert started.states()[-3:] == ["died", "died", "failed"]
+    assert started.states()[-4:] == ["died", "retrying", "died", "failed"]
     assert started.said[-1][1]["detail"].startswith("worker_killed after 2 attempts")
 
 
@@ -94,7 +94,7 @@ def test_the_same_fault_in_three_legs_ends_the_sweep_with_its_traceback(started:
         started.search.suggest(trial)
     for trial in "abc":
         started.search.died(trial, bug())
-    assert started.states() == ["died", "died", "died", "failed", "hopeless"]
+    assert started.states() == ["died", "retrying", "died", "retrying", "died", "failed", "hopeless"]
     assert "KeyError: 'x'" in started.said[-1][1]["detail"]
 
 
