@@ -29,8 +29,8 @@ ORDER = {
     "orchestrator": (
         "spec trackers presets identity sharing plan retention placement machines cost lint changes schema store "
         "corpora views query failures legs standing activity attempt tracking driving reach remote tune evals garbage "
-        "preview planpage bench progress run imports backfill status certificates trialpage statistics study report bundle "
-        "reference cli __main__"
+        "preview planpage bench progress run imports backfill status certificates trialpage statistics study report "
+        "bundle reference cli __main__"
     ),
     "cluster": "code connect submit testbed",
     "orchestrator.report": "style figures effects matrices tables page",
