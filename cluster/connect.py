@@ -85,7 +85,7 @@ def joined_ray(address: str, code: Sequence[Path] = ()) -> Iterator[None]:
     use_token()
     import ray
 
-    environment = {"runtime_env": {"py_modules": [str(folder) for folder in code]}} if code else {}
+    options: dict[str, Any] = {"runtime_env": {"py_modules": [str(folder) for folder in code]}} if code else {}
     with contextlib.ExitStack() as node:
         if address != "auto":
             host, port = host_and_port(address)
@@ -93,8 +93,9 @@ def joined_ray(address: str, code: Sequence[Path] = ()) -> Iterator[None]:
             _require_same_versions(address)
             if not _is_node(address):
                 node.enter_context(_node_without_cpus(address))
+                options["_node_ip_address"] = _own_address(address)  # else Ray guesses, and may take the head's
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, **environment)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
         except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
             raise _explained(address, error) from error
         try:
