@@ -96,7 +96,7 @@ def _session(
     before = ledger.done
     if owed:
         with screen, local_ray(), stop_signals(stopping, screen):
-            pool = EvaluationPool(layout, ledger, min(actors, owed))
+            pool = EvaluationPool(layout, ledger, min(actors, owed), committed)
             while pool.poll(committed) and not stopping.is_set():
                 screen.counts(_counts(ledger, failures))
                 time.sleep(POLL_S)

@@ -111,4 +111,4 @@ def _read_stored(root: Path, plan: Plan) -> _Stored:
     revision = current_revision(layout, plan.sweep)
     last = json.loads(layout.plan(plan.sweep, revision).read_text(encoding="utf-8")) if revision else None
     speeds = tuple(read_rows(layout, "speeds", SPEEDS.names))
-    return _Stored(standing=standing, owed=ledger.left, speeds=speeds, last_plan=last)
+    return _Stored(standing=standing, owed=tuple(ledger.left), speeds=speeds, last_plan=last)

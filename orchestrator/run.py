@@ -139,13 +139,13 @@ class _Session:
         from orchestrator.tune import TuneSession
 
         queue = LegQueue(tuple(self._left.values()))
-        pool = EvaluationPool(self._layout, self._ledger, self._spec.execution.evaluators)
+        pool = EvaluationPool(self._layout, self._ledger, self._spec.execution.evaluators, self._committed)
         tune = TuneSession(queue, self._layout, self._plan.sweep, self._spec.execution, scratch, self._on_progress)
         with stop_signals(self._stopping, self._screen):
             if not queue.exhausted:
                 tune.start()
             told = False
-            while pool.poll(set(self._committed)) or tune.alive:
+            while pool.poll(self._committed) or tune.alive:
                 self._screen.counts(self._counts())
                 self._release()
                 if self._stopping.is_set() and not told:
@@ -196,10 +196,10 @@ class _Session:
 
         What another sweep in the store trains or trained through is left alone: its own session decides.
         """
-        standing = (len(self._committed), self._ledger.done)
+        owing = self._ledger.owing
+        standing = (len(self._committed), len(owing))
         if standing == self._released_at:
             return
-        owing = {evaluation.segment for evaluation in self._ledger.left}
         mine = self._committed - self._elsewhere
         parts = removable(self._plan, self._spec.keep, mine, tuple(self._left.values()), owing)
         for id in parts.weights:
