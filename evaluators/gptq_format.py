@@ -27,12 +27,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from evaluators.config import LossSettings, QuantizeSettings
+from evaluators.config import LossSettings, QuantizeSettings, settings_from
 from evaluators.hub import corpus_tokenizer, folder_beside
 from evaluators.loss import suite_losses
 from evaluators.quantize import Calibration, blocks, gptq_model, group_columns, open_calibration
 from evaluators.suites import Suite, open_suite
 from trainers.checkpoint import load_model, read_manifest
+from trainers.config import Recipe
 from trainers.errors import EnvironmentFault, InputError
 
 LARGEST_DIFFERENCE = 1e-3  # nats a token, of the packed model's loss from that of quantize.py, on any evaluation set
@@ -48,6 +49,24 @@ class Difference:
     packed: float
 
 
+def export_settings(checkpoint_dir: Path, bits: int, changes: Mapping[str, object]) -> QuantizeSettings:
+    """Settings of `quantize` for an export: losses on the corpus of the training, else the defaults, but for `changes`.
+
+    raises   InputError for an imported model, and with every faulty field
+    """
+    trained_on = _recipe(checkpoint_dir).data.corpus
+    settings = settings_from({"suite": trained_on, **changes, "evaluator": "quantize", "bits": [bits]})
+    assert isinstance(settings, QuantizeSettings)
+    return settings
+
+
+def _recipe(checkpoint_dir: Path) -> Recipe:
+    recipe = read_manifest(checkpoint_dir).recipe
+    if recipe is None:
+        raise InputError(f"{checkpoint_dir}: an imported model, export it from where it came")
+    return recipe
+
+
 def export_gptq(
     checkpoint_dir: Path, target: Path, settings: QuantizeSettings, bits: int, *, corpora: Path, environment: Path
 ) -> list[Difference]:
@@ -59,9 +78,7 @@ def export_gptq(
     raises        InputError if target exists, the environment does not, the format cannot hold a matrix or the
                   settings, or a loss differs by more than LARGEST_DIFFERENCE; EnvironmentFault if the child fails
     """
-    recipe = read_manifest(checkpoint_dir).recipe
-    if recipe is None:
-        raise InputError(f"{checkpoint_dir}: an imported model, export it from where it came")
+    recipe = _recipe(checkpoint_dir)
     network = load_model(checkpoint_dir).eval()
     _refuse(target, environment, network, settings, bits)
     suite = open_suite(settings.suite, corpora, recipe.data)

@@ -279,13 +279,37 @@ def import_(
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="folder of a checkpoint (column path of table checkpoints)")],
     target: Annotated[Path, typer.Argument(help="folder to write; it must not exist")],
+    gptq: Annotated[
+        int | None, typer.Option(metavar="BITS", help="packed in the auto-gptq format: 2, 3, 4 or 8 bits a weight")
+    ] = None,
+    settings: Annotated[
+        str | None, typer.Option(metavar="YAML", help="of --gptq, as for evaluator quantize: '{group_size: 32}'")
+    ] = None,
+    environment: Annotated[
+        Path, typer.Option("--gptq-env", envvar="GEOSWEEP_GPTQ_ENV", help="with gptqmodel, from `make gptq-env`")
+    ] = Path(".cache/gptq-env"),
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Write a checkpoint as a folder that transformers' from_pretrained loads."""
     from evaluators.hub import export_model
 
-    export_model(checkpoint, target, store / "corpora")
-    out.print(f"{target}: AutoModelForCausalLM.from_pretrained('{target}') loads it", markup=False)
+    if gptq is not None:
+        _export_gptq(checkpoint, target, gptq, settings or "{}", environment, store / "corpora")
+    elif settings is not None:
+        raise InputError("--settings: of --gptq only, nothing was exported")
+    else:
+        export_model(checkpoint, target, store / "corpora")
+        out.print(f"{target}: AutoModelForCausalLM.from_pretrained('{target}') loads it", markup=False)
+
+
+def _export_gptq(checkpoint: Path, target: Path, bits: int, changes: str, environment: Path, corpora: Path) -> None:
+    from evaluators.config import entry_from
+    from evaluators.gptq_format import export_gptq, export_settings
+
+    settings = export_settings(checkpoint, bits, entry_from(changes, "--settings"))
+    for loss in export_gptq(checkpoint, target, settings, bits, corpora=corpora, environment=environment):
+        out.print(f"{loss.dataset}: loss {loss.packed:.5f}, by evaluator quantize {loss.expected:.5f}", markup=False)
+    out.print(f"{target}: {bits} bits a weight in the auto-gptq format", markup=False)
 
 
 @app.command(name="eval")
