@@ -232,6 +232,20 @@ def test_what_is_no_causal_language_model_is_refused_with_the_reason(
     assert any(part in str(caught.value) for part in says.split("|"))
 
 
+def test_a_model_without_an_output_embedding_leaves_a_row_that_says_which_and_why(
+    tmp_path: Path, store_root: Path
+) -> None:
+    without_head(tmp_path / "model")
+    with pytest.raises(InputError, match="nothing was imported"):
+        import_models(store_root, str(tmp_path / "model"), [], name="m")
+    with Store(store_root) as store:
+        (refused,) = store.sql("select sweep, detail from events where kind = 'import_refused'").rows()
+        assert store.sql("select * from checkpoints").rows() == []
+    assert refused["sweep"] == "m"
+    assert refused["detail"].startswith(f"{tmp_path / 'model'}: not all weights are there")
+    assert "lm_head.weight: not in the files" in refused["detail"]
+
+
 def test_losses_of_a_model_without_a_tokenizer_or_with_another_are_refused(
     tmp_path: Path, store_root: Path, corpus: Path
 ) -> None:
