@@ -295,7 +295,7 @@ class _InputSeen(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BlockInput:
-    """What a block is called with for a batch of sequences: hidden states (S, T, D), and the rest by place and by name."""
+    """What a block is called with, a batch of sequences: hidden states (S, T, D), and the rest by place and by name."""
 
     hidden: Tensor
     others: tuple[Any, ...]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -191,26 +192,46 @@ def nothing_is_trained_after_its_checkpoint(store: Path) -> None:
     assert sum(row["tokens_trained"] for row in ended) == 4 * 24_576
 
 
-def trainers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Ray's worker processes that train, by the title that Ray gives them."""
-    return [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if any("Trainable" in part for part in child.cmdline())
-    ]
+def workers_of(process: subprocess.Popen[str], title: str) -> list[psutil.Process]:
+    """Ray's worker processes of a kind, by the title that Ray gives them."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in children if any(title in part for part in child.cmdline())]
 
 
-def test_a_trial_whose_process_is_killed_is_repeated_and_the_session_goes_on(
+def wait_until(process: subprocess.Popen[str], what: Callable[[], Any]) -> Any:
+    """What `what` returns, as soon as that is not empty and while the process lives."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := what()):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+def test_a_killed_trial_is_repeated_and_training_ends_while_every_evaluator_stands_still(
     tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
 ) -> None:
     store = tmp_path / "store"
     shutil.copytree(corpus, store / "corpora" / "builtin")
+    every = rows(undisturbed, "select count(*) as n from segments")
     process = start(store, "run", str(sweep_file))
-    assert wait_for_files(process, store, 16)
-    victims = trainers_of(process)
-    assert victims
-    victims[0].kill()
-    finish(process)
+    try:
+        evaluators = wait_until(process, lambda: workers_of(process, "EvaluationActor"))
+        assert len(evaluators) == SWEEP["execution"]["evaluators"]
+        for evaluator in evaluators:
+            evaluator.suspend()
+        victims = wait_until(process, lambda: workers_of(process, "Trainable"))
+        assert wait_for_files(process, store, 16)
+        victims[0].kill()
+        wait_until(process, lambda: rows(store, "select count(*) as n from segments") == every)
+        (owed,) = rows(store, "select count(*) as n from owed where ready")
+        for evaluator in evaluators:
+            evaluator.resume()
+        finish(process)
+    except BaseException:
+        kill_tree(process)
+        raise
+    assert owed["n"] > 0, "training has ended, and evaluations were waiting"
     same_results(store, undisturbed)
     died = rows(store, "select detail from events where kind = 'attempt_died'")
     assert len(died) == 1
