@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from hypothesis import strategies as st
 from IsoScore.IsoScore import IsoScore
@@ -193,11 +194,19 @@ def random_matrix(shape: tuple[int, int, int, float]) -> NDArray[np.float64]:
 
 
 @hypothesis.given(shapes)
-def test_singular_values_of_any_aspect_agree_with_numpy_svd(shape: tuple[int, int, int, float]) -> None:
+def test_singular_values_of_any_aspect_agree_with_those_of_numpy_scipy_and_torch(
+    shape: tuple[int, int, int, float],
+) -> None:
     matrix = random_matrix(shape)
-    expected = np.linalg.svd(matrix, compute_uv=False)
-    np.testing.assert_allclose(singular_values(matrix), expected, rtol=0, atol=1e-9 * expected[0])
-    assert measured(matrix)["effective_rank"] == pytest.approx(effective_rank_by_svd(matrix), rel=1e-9)
+    for expected in (
+        np.linalg.svd(matrix, compute_uv=False),
+        scipy.linalg.svdvals(matrix),
+        torch.linalg.svdvals(torch.from_numpy(matrix)).numpy(),
+    ):
+        np.testing.assert_allclose(singular_values(matrix), expected, rtol=0, atol=1e-9 * expected[0])
+        shares = expected[expected > 0] / expected.sum()
+        rank = np.exp(-(shares * np.log(shares)).sum())
+        assert measured(matrix)["effective_rank"] == pytest.approx(rank, rel=1e-9)
 
 
 @hypothesis.given(shapes)
