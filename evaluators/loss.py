@@ -18,21 +18,23 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from transformers import PreTrainedModel
 
 from evaluators.config import LossSettings
 from evaluators.metrics import MetricValue, Plain, metric_value
 from evaluators.suites import EvaluationSet, Suite
 from trainers.errors import InputError
 from trainers.head import token_losses
-from trainers.model import body
+from trainers.model import body, unembedding
 from trainers.tokens import load_tokenizer, open_split
+
+if TYPE_CHECKING:
+    from trainers.model import Network
 
 _TOKENS_PER_FORWARD = 2048  # bounds the memory of a forward pass; a constant, since the last bits depend on it
 
@@ -47,7 +49,7 @@ class TextCounts:
 
 
 def suite_losses(
-    network: PreTrainedModel, suite: Suite, settings: LossSettings, context: int, device: str
+    network: Network, suite: Suite, settings: LossSettings, context: int, device: str
 ) -> list[MetricValue]:
     """Token loss and bits per byte of every evaluation set; of a published suite, of its sources too.
 
@@ -86,7 +88,7 @@ def _check_lengths(suite: Suite, settings: LossSettings, context: int) -> None:
 
 
 def _set_values(
-    network: PreTrainedModel,
+    network: Network,
     suite: Suite,
     one: EvaluationSet,
     settings: LossSettings,
@@ -175,12 +177,12 @@ def _bits_per_byte(
 
 
 @torch.inference_mode()
-def sequence_losses(network: PreTrainedModel, ids_ST: NDArray[np.int64]) -> NDArray[np.float64]:
+def sequence_losses(network: Network, ids_ST: NDArray[np.int64]) -> NDArray[np.float64]:
     """The loss of every prediction in nats, (S * (T - 1),), sequence after sequence; never all logits at once.
 
     network    on its device, in evaluation mode
     """
-    weight_VD = network.get_output_embeddings().weight
+    weight_VD = unembedding(network)
     inner = body(network)
     at_once = max(1, _TOKENS_PER_FORWARD // ids_ST.shape[1])
     losses = []

@@ -5,24 +5,31 @@ in    a Leg, the store, how to execute
 out   committed checkpoints; Progress after each slice of time
 not   Ray: tune.py calls `advance` again and again; any of it may be killed at any instant
 
-A slice ends at a step boundary. Between two checkpoints of the plan the state is saved as a *rescue*: a checkpoint
-folder inside the segment, read by nobody but the next attempt, gone when the segment is committed.
+A slice ends at a step boundary. A checkpoint is written from a copy of the state by a thread, while training goes on;
+the next one waits for it, and so does the end. Between two checkpoints of the plan the state is saved as a *rescue*: a
+checkpoint folder inside the segment, read by nobody but the next attempt, gone when the segment is committed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from orchestrator.identity import histories
 from orchestrator.legs import Leg, LegSegment
 from orchestrator.store import registry
+from orchestrator.store.checkpoints import fetch_checkpoint, put_checkpoint
+from orchestrator.store.copies import fetch_corpus
 from orchestrator.store.layout import StoreLayout
-from trainers.checkpoint import read_curve
-from trainers.loop import CurveRecord, Execution, Training
+from trainers.checkpoint import CURVE, STATE, WEIGHTS, read_curve
+from trainers.loop import CurveRecord, Execution, Snapshot, Training
 
+WHOLE = (WEIGHTS, STATE, CURVE)
+Curve = Sequence[CurveRecord]
 State = Literal["training", "committed", "diverged", "stopped"]
 
 
@@ -53,6 +60,9 @@ class Attempt:
         self._rescue_s, self._attempt = rescue_s, attempt
         self._left = [s for s in leg.segments if not self._is_done(s)]
         self._training: Training | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+        self._writing_of: LegSegment | None = None
         self._curve: list[CurveRecord] = []
         self._saved_at = time.monotonic()
 
@@ -69,8 +79,12 @@ class Attempt:
             segment = self._left[0]
             training = self._opened(segment)
             ending = training.train_to(
-                segment.to_tokens, lambda: time.monotonic() > until or stop_asked(), self._curve.append
+                segment.to_tokens,
+                lambda: time.monotonic() > until or stop_asked() or self._write_failed(),
+                self._curve.append,
             )
+            if self._write_failed() or ending.kind == "diverged":
+                self.wait()
             if ending.kind == "diverged":
                 return self._diverged(segment, ending.tokens, ending.reason)
             if ending.kind == "reached":
@@ -78,24 +92,27 @@ class Attempt:
                 continue
             if stop_asked():
                 self._save_rescue(segment, training)
+                self.wait()
                 registry.record_event(self._layout, "stopped", self._sweep, segment.id, self._attempt, self._where())
                 return self._progress("stopped", segment)
             if time.monotonic() - self._saved_at > self._rescue_s:
                 self._save_rescue(segment, training)
             return self._progress("training", segment)
+        self.wait()
         return self._progress("committed", self._leg.segments[-1])
 
     def _opened(self, segment: LegSegment) -> Training:
         """The training at the segment's start, or where an earlier attempt left a rescue."""
         if self._training is not None:
             return self._training
-        corpus = self._layout.corpus(self._leg.recipe.data.corpus)
+        corpus = fetch_corpus(self._layout.root, self._leg.recipe.data.corpus)
         rescue = registry.newest_rescue(self._layout, segment)
         if rescue is not None:
+            fetch_checkpoint(self._layout, rescue, WHOLE)
             self._training = Training.resume(rescue, self._leg.recipe, corpus, self._execution)
             self._curve = list(read_curve(rescue))
         elif segment.parent is not None:
-            start = self._layout.checkpoint(segment.parent, segment.from_tokens)
+            start = fetch_checkpoint(self._layout, self._layout.checkpoint(segment.parent, segment.from_tokens), WHOLE)
             self._training = Training.resume(start, self._leg.recipe, corpus, self._execution)
         else:
             self._training = Training.fresh(self._leg.recipe, corpus, self._execution)
@@ -110,30 +127,52 @@ class Attempt:
             return False
         return registry.recommit(self._layout, segment, self._attempt)
 
+    def wait(self) -> None:
+        """Until the checkpoint that is being written is in the store. raises what its writing raised"""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write_failed(self) -> bool:
+        return self._writing is not None and self._writing.done() and self._writing.exception() is not None
+
+    def _start_writing(
+        self, segment: LegSegment, training: Training, commit: Callable[[Snapshot, Curve], None]
+    ) -> None:
+        """Write a copy of the state beside the training: one at a time."""
+        self.wait()
+        self._writing_of = segment
+        self._writing = self._writer.submit(commit, training.snapshot(), tuple(self._curve))
+        self._saved_at = time.monotonic()
+
     def _commit(self, segment: LegSegment, training: Training) -> None:
-        registry.drop_stateless(self._layout, segment)
-        training.save(
-            self._layout.checkpoint(segment.id, segment.to_tokens),
-            segment=segment.id,
-            history=segment.history,
-            curve=self._curve,
-            temporary=self._layout.temporary(),
-        )
-        registry.commit(self._layout, segment, self._attempt)
-        registry.record_event(self._layout, "committed", self._sweep, segment.id, self._attempt, self._where())
+        def commit(snapshot: Snapshot, curve: Curve) -> None:
+            registry.drop_stateless(self._layout, segment)
+            self._put(snapshot, segment, segment.history, curve)
+            registry.commit(self._layout, segment, self._attempt)
+            where = self._where(snapshot.tokens)
+            registry.record_event(self._layout, "committed", self._sweep, segment.id, self._attempt, where)
+
+        self._start_writing(segment, training, commit)
         self._left.pop(0)
         self._curve = []
-        self._saved_at = time.monotonic()
 
     def _save_rescue(self, segment: LegSegment, training: Training) -> None:
         """Leave the newest state inside the segment, then drop the older ones; at a segment's start there is none."""
+
+        def commit(snapshot: Snapshot, curve: Curve) -> None:
+            history = histories(self._leg.recipe, [snapshot.tokens])[snapshot.tokens]
+            self._put(snapshot, segment, history, curve)
+            registry.drop_rescues(self._layout, segment, keep=snapshot.tokens)
+
         if training.tokens > segment.from_tokens:
-            target = self._layout.checkpoint(segment.id, training.tokens)
-            history = histories(self._leg.recipe, [training.tokens])[training.tokens]
-            temporary = self._layout.temporary()
-            training.save(target, segment=segment.id, history=history, curve=self._curve, temporary=temporary)
-            registry.drop_rescues(self._layout, segment, keep=training.tokens)
+            self._start_writing(segment, training, commit)
         self._saved_at = time.monotonic()
+
+    def _put(self, snapshot: Snapshot, segment: LegSegment, history: str, curve: Curve) -> None:
+        temporary = self._layout.temporary()
+        write = partial(snapshot.write, segment=segment.id, history=history, curve=curve, temporary=temporary)
+        put_checkpoint(self._layout, self._layout.checkpoint(segment.id, snapshot.tokens), write)
 
     def _diverged(self, segment: LegSegment, tokens: int, reason: str) -> Progress:
         """A diverged loss is a result: stored with its token count and the curve up to there, and never repeated."""
@@ -141,15 +180,18 @@ class Attempt:
         registry.record_event(self._layout, "diverged", self._sweep, segment.id, self._attempt, reason)
         return self._progress("diverged", segment, reason)
 
-    def _where(self) -> str:
-        tokens = self._training.tokens if self._training else 0
+    def _where(self, tokens: int | None = None) -> str:
+        if tokens is None:
+            tokens = self._training.tokens if self._training else 0
         return f"at {tokens:,} tokens, attempt {self._attempt}"
 
     def _progress(self, state: State, segment: LegSegment, detail: str = "") -> Progress:
+        """segment: where the attempt trains; while the end of the one before is being written, that one is not done."""
         last = self._curve[-1] if self._curve else None
+        unwritten = self._writing_of if self._writing is not None and not self._writing.done() else None
         return Progress(
             state=state,
-            segment=segment.id,
+            segment=(unwritten or segment).id,
             tokens=self._training.tokens if self._training else segment.to_tokens,
             loss=last.loss if last else None,
             tokens_per_s=last.tokens_per_s if last else None,

@@ -27,6 +27,7 @@ from orchestrator.query import Store
 from orchestrator.run import POLL_S, SessionEnd, only_driver, stop_signals
 from orchestrator.spec import read_text
 from orchestrator.store import registry
+from orchestrator.store.checkpoints import has_checkpoint
 from orchestrator.store.layout import StoreLayout, create_or_open, open_existing
 from orchestrator.store.sweeps import ask, asked_evaluations, require_revision
 from trainers.errors import InputError, nearest
@@ -82,7 +83,7 @@ def evaluate_sweep(root: Path, sweep: str, request: Request, screen: Screen, *, 
 
 def _is_gone(layout: StoreLayout, place: _Place, committed: Collection[str]) -> bool:
     """Whether the checkpoint was there and was not kept: nothing new can be asked of it."""
-    return place.segment in committed and not layout.checkpoint(place.segment, place.tokens).exists()
+    return place.segment in committed and not has_checkpoint(layout, layout.checkpoint(place.segment, place.tokens))
 
 
 def _session(

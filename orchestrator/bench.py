@@ -21,6 +21,7 @@ from typing import Any
 from orchestrator.corpora import corpus_facts
 from orchestrator.presets import CorpusFacts, assumed_corpus, fill
 from orchestrator.spec import Base
+from orchestrator.store.copies import fetch_corpus
 from orchestrator.store.inbox import publish
 from orchestrator.store.layout import open_existing
 from trainers.config import Recipe
@@ -41,7 +42,7 @@ def measure(root: Path, base: Base, *, threads: int, micro_batch: int | None, se
     layout = open_existing(root)
     recipe = _recipe(base, corpus_facts(root))
     device, kind = _this_device()
-    steps_s = _timed_steps(recipe, layout.corpus(recipe.data.corpus), kind, threads, micro_batch, seconds)
+    steps_s = _timed_steps(recipe, fetch_corpus(root, recipe.data.corpus), kind, threads, micro_batch, seconds)
     row = {
         "speed": f"{recipe.model.scale}-{uuid.uuid4().hex[:12]}",
         "time": datetime.now(UTC),

@@ -31,7 +31,29 @@ app.add_typer(data, name="data")
 store_app = typer.Typer(help="Verify, compact, export and tidy a store.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(store_app, name="store")
 
-StoreOption = Annotated[Path, typer.Option("--store", envvar="GEOSWEEP_STORE", help="folder of the store")]
+
+def _store_folder(store: object) -> Path:
+    from orchestrator.store.files import folder_of
+
+    return folder_of(str(store))
+
+
+def _name(store: Path) -> str:
+    from orchestrator.store.files import files_of
+
+    return files_of(store).name(store)
+
+
+StoreOption = Annotated[
+    Path,
+    typer.Option(
+        "--store",
+        envvar="GEOSWEEP_STORE",
+        help="folder of the store, or s3://BUCKET/PREFIX",
+        parser=_store_folder,
+        metavar="STORE",
+    ),
+]
 DEFAULT_STORE = Path("geosweep-store")
 SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep file, or the name of a shipped sweep")]
 SweepName = Annotated[str, typer.Argument(metavar="NAME", help="a sweep that is in the store")]
@@ -47,20 +69,14 @@ def main() -> None:
     """Run a command; messages instead of tracebacks for what a person can mend."""
     try:
         app()
-    except InputError as error:
-        _complain(error, 2)
     except GeosweepError as error:
-        _complain(error, 3)
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has left: `geosweep query ... | head`
         sys.stderr.close()
         sys.exit(1)
-
-
-def _complain(error: GeosweepError, code: int) -> None:
-    print(error, file=sys.stderr)
-    sys.exit(code)
 
 
 # --- before a sweep -------------------------------------------------------------------------------------------------
@@ -80,7 +96,7 @@ def check(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE, strict: Stri
     findings = lint(spec, plan)
     if strict:
         refuse_warnings(findings, str(path))
-    out.print(f"{path}: valid; {len(plan.trials)} trials, {len(findings)} remarks on the design", markup=False)
+    out.print(f"{path}: valid; {len(plan.trials)} trials, remarks on the design: {len(findings)}", markup=False)
     for finding in findings:
         out.print(f"  {finding.severity} {finding.code}: {finding.text}\n    {finding.remedy}", markup=False)
 
@@ -108,7 +124,7 @@ def plan(
     elif as_json:
         print(json.dumps(planpage.as_json(seen), indent=2))
     else:
-        where = "" if store == DEFAULT_STORE else f" --store {store}"
+        where = "" if store == DEFAULT_STORE else f" --store {_name(store)}"
         planpage.show(seen, out, f"geosweep run {sweep}{where}{' --no-share' * no_share}")
     if strict:
         refuse_warnings(seen.findings, str(path))
@@ -159,9 +175,10 @@ def data_list(store: StoreOption = DEFAULT_STORE) -> None:
 @data.command("verify")
 def data_verify(name: str, store: StoreOption = DEFAULT_STORE) -> None:
     """Check every token file of a corpus against its sha256."""
+    from orchestrator.store.copies import fetch_corpus
     from trainers.tokens import verify
 
-    verify(store / "corpora" / name)
+    verify(fetch_corpus(store, name))
     out.print(f"corpus '{name}': every file is what its manifest says")
 
 
@@ -198,7 +215,7 @@ def bench(
     out.print(
         f"{row['device']}, {threads} threads: {family} {scale}, {batch_size} x {context} tokens a step, {precision}:\n"
         f"{rate:,.0f} tokens/s ({rate * row['flops_per_token'] / 1e9:,.1f} GFLOP/s) by the median of {row['steps']} "
-        f"steps; stored in {store}",
+        f"steps; stored in {_name(store)}",
         markup=False,
     )
 
@@ -245,7 +262,7 @@ def _run(text: str, source: str, store: Path, no_share: bool) -> None:
         done = work if end.trained or end.evaluated else "complete already: nothing was trained or evaluated"
         out.print(f"{end.sweep}: {done}; ask: geosweep query \"select * from final where sweep = '{end.sweep}'\"")
         return
-    continued = f"continue: geosweep resume {end.sweep} --store {store}{' --no-share' * no_share}"
+    continued = f"continue: geosweep resume {end.sweep} --store {_name(store)}{' --no-share' * no_share}"
     out.print(f"{end.sweep}: {'stopped' if end.stopped else 'not complete'}, {work}; nothing is lost\n{continued}")
     raise typer.Exit(130 if end.stopped else 1)
 
@@ -272,12 +289,14 @@ def import_(
     for group in end.equal:
         at = ", ".join(f"{count:,}" for count in group)
         out.print(f"  the same unembedding, bit for bit, at {at} tokens: are these the checkpoints they say?")
-    out.print(f"evaluate: geosweep eval {end.sweep} --evaluators geometry --store {store}", markup=False)
+    out.print(f"evaluate: geosweep eval {end.sweep} --evaluators geometry --store {_name(store)}", markup=False)
 
 
 @app.command()
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="folder of a checkpoint (column path of table checkpoints)")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="its path in the store (column path of table checkpoints), or a folder")
+    ],
     target: Annotated[Path, typer.Argument(help="folder to write; it must not exist")],
     gptq: Annotated[
         int | None, typer.Option(metavar="BITS", help="packed in the auto-gptq format: 2, 3, 4 or 8 bits a weight")
@@ -292,22 +311,27 @@ def export(
 ) -> None:
     """Write a checkpoint as a folder that transformers' from_pretrained loads."""
     from evaluators.hub import export_model
+    from orchestrator.store.checkpoints import named_checkpoint
 
+    folder = named_checkpoint(store, checkpoint)
     if gptq is not None:
-        _export_gptq(checkpoint, target, gptq, settings or "{}", environment, store / "corpora")
+        _export_gptq(folder, target, gptq, settings or "{}", environment, store)
     elif settings is not None:
         raise InputError("--settings: of --gptq only, nothing was exported")
     else:
-        export_model(checkpoint, target, store / "corpora")
+        export_model(folder, target, store / "corpora")
         out.print(f"{target}: AutoModelForCausalLM.from_pretrained('{target}') loads it", markup=False)
 
 
-def _export_gptq(checkpoint: Path, target: Path, bits: int, changes: str, environment: Path, corpora: Path) -> None:
+def _export_gptq(folder: Path, target: Path, bits: int, changes: str, environment: Path, store: Path) -> None:
     from evaluators.config import entry_from
     from evaluators.gptq_format import export_gptq, export_settings
+    from orchestrator.store.copies import fetch_corpus
 
-    settings = export_settings(checkpoint, bits, entry_from(changes, "--settings"))
-    for loss in export_gptq(checkpoint, target, settings, bits, corpora=corpora, environment=environment):
+    settings = export_settings(folder, bits, entry_from(changes, "--settings"))
+    for name in settings.corpora:
+        fetch_corpus(store, name)
+    for loss in export_gptq(folder, target, settings, bits, corpora=store / "corpora", environment=environment):
         out.print(f"{loss.dataset}: loss {loss.packed:.5f}, by evaluator quantize {loss.expected:.5f}", markup=False)
     out.print(f"{target}: {bits} bits a weight in the auto-gptq format", markup=False)
 
@@ -492,7 +516,7 @@ def store_compact(store: StoreOption = DEFAULT_STORE) -> None:
         folded = committer.everything()
     for problem in committer.problems.values():
         out.print(problem, markup=False)
-    out.print(f"{folded:,} units folded; tables in {layout.root / 'tables'}, copies in {layout.root / 'export'}")
+    out.print(f"{folded:,} units folded; tables in {layout.url}/tables, copies in {layout.url}/export")
     if committer.problems:
         raise typer.Exit(3)
 

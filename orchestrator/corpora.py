@@ -12,6 +12,8 @@ from pathlib import Path
 
 from orchestrator.plan import Evaluation, Plan
 from orchestrator.presets import CorpusFacts
+from orchestrator.store.copies import corpus_folders, fetch_corpus, put_corpus
+from orchestrator.store.files import files_of
 from orchestrator.store.layout import create_or_open
 from trainers.corpus import SUITES, SourceText, SuiteText
 from trainers.errors import InputError
@@ -30,8 +32,7 @@ VERIFY_LIMIT_BYTES = 8 * 10**9  # above this, hashing before each session takes 
 
 def corpus_facts(root: Path) -> dict[str, CorpusFacts]:
     """Facts of every corpus that is prepared in the store at `root`; none where there is no store yet."""
-    folders = sorted(path.parent for path in (root / "corpora").glob("*/manifest.json"))
-    return {folder.name: _facts(folder) for folder in folders}
+    return {folder.name: _facts(folder) for folder in corpus_folders(root)}
 
 
 def _facts(folder: Path) -> CorpusFacts:
@@ -64,12 +65,12 @@ def require(root: Path, sweep: str, names: Mapping[str, str]) -> None:
     there = corpus_facts(root)
     if missing := [f"'{name}' for {why}" for name, why in names.items() if name not in there]:
         raise InputError(
-            f"{sweep}: {len(missing)} corpora are not prepared in {root}, nothing was started",
+            f"{sweep}: {len(missing)} corpora are not prepared in {files_of(root).name(root)}, nothing was started",
             missing,
-            f"prepare each: geosweep data prepare NAME --store {root}",
+            f"prepare each: geosweep data prepare NAME --store {files_of(root).name(root)}",
         )
     for name in names:
-        folder = root / "corpora" / name
+        folder = fetch_corpus(root, name)
         if sum(file.stat().st_size for file in folder.glob("*.npy")) <= VERIFY_LIMIT_BYTES:
             verify(folder)
 
@@ -114,4 +115,8 @@ def prepare_corpus(
 ) -> Manifest:
     """Make a corpus in the store at `root`; name None: "builtin", or the last part of the source without its ending."""
     layout = create_or_open(root)
-    return prepare(source, layout.corpus(name or Path(source).stem), settings=settings, again=again, progress=say)
+    folder = layout.corpus(name or Path(source).stem)
+    fetch_corpus(root, folder.name)
+    manifest = prepare(source, folder, settings=settings, again=again, progress=say)
+    put_corpus(root, folder.name)
+    return manifest

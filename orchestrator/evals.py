@@ -16,14 +16,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from evaluators.actors import EvaluationActor
+from evaluators.config import settings_from
 from orchestrator.plan import Evaluation
 from orchestrator.schema import METRICS
+from orchestrator.store.checkpoints import fetch_checkpoint, has_checkpoint
+from orchestrator.store.copies import fetch_corpus
 from orchestrator.store.durable import is_full
+from orchestrator.store.files import folder_of
 from orchestrator.store.inbox import key_of, publish
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.registry import checkpoint_digests
 from orchestrator.store.tables import StoredTable, read_rows
-from trainers.checkpoint import read_manifest
+from trainers.checkpoint import TOKENIZER, WEIGHTS, read_manifest
 from trainers.errors import EnvironmentFault
 
 Identity: TypeAlias = tuple[str, str, str, int]
@@ -65,6 +70,7 @@ class Ledger:
         """evaluations: all that are asked for. retry_failed: those that could not be done are owed again"""
         self._layout = layout
         self._metrics = StoredTable(layout, "metrics")
+        self._there: set[str] = set()
         self._failed = set() if retry_failed else failed_identities(layout)
         self._checkpoints = checkpoint_digests(layout)
         self._waiting: dict[str, list[Evaluation]] = {}
@@ -86,7 +92,10 @@ class Ledger:
         """What of it was not there when this or `owed` looked last; costs nothing for what was."""
         arrived = self._waiting.keys() & committed
         ordered = [segment for segment in self._waiting if segment in arrived] if arrived else []
-        return self._look([self._item(evaluation) for segment in ordered for evaluation in self._waiting.pop(segment)])
+        found = self._look([self._item(evaluation) for segment in ordered for evaluation in self._waiting[segment]])
+        for segment in ordered:
+            del self._waiting[segment]
+        return found
 
     def settle(self, item: OwedEvaluation) -> None:
         """Note that it is done: its values are in the store, or the reason why there are none."""
@@ -121,22 +130,29 @@ class Ledger:
         candidates = [(key_of(METRICS, item.identity), item) for item in items if item.identity not in self._failed]
         stored = self._metrics.have([key for key, _ in candidates])
         owed = [item for key, item in candidates if key not in stored]
-        self.done += len(items) - len(owed)
-        there = {folder: Path(folder).exists() for folder in {item.folder for item in owed}}
+        there = [item for item in owed if self._is_there(item)]
         found: dict[Identity, OwedEvaluation] = {}
-        for item in owed:
-            if there[item.folder] and item.identity not in self._open:
+        for item in there:
+            if item.identity not in self._open:
                 found.setdefault(item.identity, item)
         for item in owed:
             self._open.setdefault(item.identity, []).append(item)
             self._open_segments[item.evaluation.segment] += 1
-        self.out_of_reach += sum(not there[item.folder] for item in owed)
+        self.done += len(items) - len(owed)
+        self.out_of_reach += len(owed) - len(there)
         return list(found.values())
+
+    def _is_there(self, item: OwedEvaluation) -> bool:
+        """Whether the checkpoint is in the store; one that owes an evaluation is not removed, so it is asked once."""
+        if item.folder not in self._there and has_checkpoint(self._layout, Path(item.folder)):
+            self._there.add(item.folder)
+        return item.folder in self._there
 
     def _item(self, evaluation: Evaluation) -> OwedEvaluation:
         folder = self._layout.checkpoint(evaluation.segment, evaluation.tokens)
         if evaluation.segment not in self._checkpoints:
-            self._checkpoints[evaluation.segment] = read_manifest(folder).checkpoint
+            manifest = read_manifest(fetch_checkpoint(self._layout, folder, ()))
+            self._checkpoints[evaluation.segment] = manifest.checkpoint
         return OwedEvaluation(
             evaluation=evaluation, checkpoint=self._checkpoints[evaluation.segment], folder=str(folder)
         )
@@ -171,8 +187,8 @@ class EvaluationPool:
         while self._idle and self._queue:
             actor, item = self._idle.pop(), self._queue.popleft()
             settings = item.evaluation.settings.model_dump(mode="json")
-            corpora = str(self._layout.root / "corpora")
-            self._running[actor.evaluate.remote(item.folder, settings, corpora)] = (actor, item)
+            path = str(Path(item.folder).relative_to(self._layout.root))
+            self._running[actor.evaluate_stored.remote(self._layout.url, path, settings)] = (actor, item)
         return len(self._queue) + len(self._running) + len(self._unsaved)
 
     def _collect(self) -> None:
@@ -184,13 +200,18 @@ class EvaluationPool:
         for reference in finished:
             actor, owed = self._running.pop(reference)
             try:
-                self._settle(owed, ray.get(reference))
+                answer = ray.get(reference)
             except ray.exceptions.RayActorError as error:  # the actor died: its machine, its memory, a kill
-                self._count_fault(owed, str(error).strip().splitlines()[0])
+                answer = {"fault": str(error).strip().splitlines()[0]}
                 actor = _new_actor()
             except ray.exceptions.RayTaskError as error:  # an exception that evaluate does not expect
-                self._count_fault(owed, str(error).strip().splitlines()[-1])
+                answer = {"fault": str(error).strip().splitlines()[-1]}
             self._idle.append(actor)
+            try:
+                self._settle(owed, answer)
+            except EnvironmentFault:  # no space for the reason of a failure: it is made again
+                self._queue.append(owed)
+                raise
         self._save()
 
     def _save(self) -> None:
@@ -226,12 +247,25 @@ class EvaluationPool:
         self.failures[str(owed)] = reason
 
 
+class StoreEvaluations(EvaluationActor):
+    """Evaluates checkpoints of a store on whichever machine it runs."""
+
+    def evaluate_stored(self, store: str, path: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """As evaluate. store: its folder or URL; path: of the checkpoint in it, as table checkpoints has it"""
+        layout = StoreLayout(folder_of(store))
+        try:
+            folder = fetch_checkpoint(layout, layout.root / path, (WEIGHTS, TOKENIZER))
+            for name in settings_from(settings).corpora:
+                fetch_corpus(layout.root, name)
+        except EnvironmentFault as fault:
+            return {"values": [], "failure": None, "fault": str(fault), "wall_s": 0.0}
+        return self.evaluate(str(folder), settings, str(layout.root / "corpora"))
+
+
 def _new_actor() -> Any:
     import ray
 
-    from evaluators.actors import EvaluationActor
-
-    return ray.remote(num_cpus=0, max_restarts=0)(EvaluationActor).remote(threads=1)
+    return ray.remote(num_cpus=0, max_restarts=0)(StoreEvaluations).remote(threads=1)
 
 
 def metric_rows(owed: OwedEvaluation, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

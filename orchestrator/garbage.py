@@ -20,8 +20,9 @@ from orchestrator.sharing import Segment
 from orchestrator.spec import read_text
 from orchestrator.standing import read_standing
 from orchestrator.store import registry
+from orchestrator.store.checkpoints import has_checkpoint, has_state, stored_bytes
 from orchestrator.store.layout import StoreLayout
-from orchestrator.store.sweeps import IMPORTED, asked_evaluations, current_revisions
+from orchestrator.store.sweeps import IMPORTED, asked_evaluations, current_revisions, sweep_file
 from orchestrator.store.tables import read_rows
 from trainers.checkpoint import STATE
 
@@ -51,7 +52,7 @@ def find_garbage(layout: StoreLayout) -> list[Garbage]:
     raises  InputError when a sweep in the store cannot be planned any more: then nobody knows what it needs
     """
     current = current_revisions(layout)
-    texts = {(name, revision): read_text(layout.sweep(name, revision)) for name, revision in current.items()}
+    texts = {(name, revision): read_text(sweep_file(layout, name, revision)) for name, revision in current.items()}
     # What was imported cannot be made again: it stays.
     trained = {key: text for key, text in texts.items() if not text.startswith(IMPORTED)}
     plans = {key: _plan(layout, *key, text) for key, text in trained.items()}
@@ -85,7 +86,6 @@ def _plan(layout: StoreLayout, sweep: str, revision: str, text: str) -> tuple[Pl
 
 def _on_disk(layout: StoreLayout, sweep: str, segment: Segment, whole: bool) -> Iterator[Garbage]:
     folder = layout.checkpoint(segment.id, segment.to_tokens)
-    path = folder if whole else folder / STATE
-    if path.exists():
-        files = [file for file in folder.iterdir() if whole or file == path]
-        yield Garbage(sweep=sweep, segment=segment, path=path, bytes=sum(file.stat().st_size for file in files))
+    if has_checkpoint(layout, folder) if whole else has_state(layout, folder):
+        size = stored_bytes(layout, folder, state_only=not whole)
+        yield Garbage(sweep=sweep, segment=segment, path=folder if whole else folder / STATE, bytes=size)

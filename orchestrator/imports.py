@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from evaluators.hub import Foreign, read_foreign
 from orchestrator.identity import canonical_json, digest, short_count
 from orchestrator.run import only_driver
 from orchestrator.store import registry
-from orchestrator.store.durable import make_folder, write_new
+from orchestrator.store.checkpoints import fetch_checkpoint, put_checkpoint
 from orchestrator.store.layout import StoreLayout, create_or_open, safe_name
 from orchestrator.store.sweeps import IMPORTED, ask, asked_evaluations, current_revision, stored_sweep
 from orchestrator.store.tables import publish_once
@@ -79,7 +80,7 @@ def import_models(
             place = _store(layout, foreign, at, steps)
             places[place.to_tokens] = place
         chain = [places[at] for at in sorted(places)]
-        manifests = tuple(read_manifest(layout.checkpoint(place.id, place.to_tokens)) for place in chain)
+        manifests = tuple(_manifest(layout, place) for place in chain)
         trial = _submit(layout, sweep, chain, manifests)
     return ImportEnd(sweep=sweep, trial=trial, manifests=manifests, equal=_equal(manifests))
 
@@ -112,14 +113,18 @@ def _position(revision: str, tokens_per_step: int | None) -> tuple[int, int]:
     return steps * tokens_per_step, steps
 
 
+def _manifest(layout: StoreLayout, place: Place) -> CheckpointManifest:
+    return read_manifest(fetch_checkpoint(layout, layout.checkpoint(place.id, place.to_tokens), ()))
+
+
 def _store(layout: StoreLayout, foreign: Foreign, tokens: int, steps: int) -> Place:
     """The checkpoint folder and its rows; the same weights again change nothing."""
     known = foreign.imported.model_dump(mode="json", exclude={"source", "revision"})
     identity = digest([known, content_sha256(foreign.weights)])
     id = f"imported-{foreign.imported.family}-{short_count(tokens)}-{identity[:16]}"
     place = Place(id=id, from_tokens=tokens, to_tokens=tokens, steps=steps)
-    write_imported(
-        layout.checkpoint(id, tokens),
+    write = partial(
+        write_imported,
         **{name: getattr(foreign, name) for name in Foreign.__slots__},
         segment=id,
         tokens=tokens,
@@ -127,6 +132,7 @@ def _store(layout: StoreLayout, foreign: Foreign, tokens: int, steps: int) -> Pl
         made=circumstances(device="cpu", threads=1, micro_batch=None, compiled=False),
         temporary=layout.temporary(),
     )
+    put_checkpoint(layout, layout.checkpoint(id, tokens), write)
     registry.commit(layout, place, attempt=1)
     return place
 
@@ -144,7 +150,7 @@ def _known(layout: StoreLayout, sweep: str) -> dict[int, Place]:
 def _refuse_other_model(layout: StoreLayout, sweep: str, places: Mapping[int, Place], foreign: Foreign) -> None:
     """The checkpoints of one trial are states of one model."""
     for place in places.values():
-        there = read_manifest(layout.checkpoint(place.id, place.to_tokens)).imported
+        there = _manifest(layout, place).imported
         if there is not None and there.config != foreign.imported.config:
             what = f"'{sweep}' holds checkpoints of another model, nothing was added to it"
             raise InputError(what, next_step="set another --name")
@@ -157,9 +163,8 @@ def _submit(layout: StoreLayout, sweep: str, chain: Sequence[Place], manifests: 
     revision = digest([sweep, [manifest.checkpoint for manifest in manifests]])[:12]
     trial = f"imported-{sweep[:80]}"
     file = layout.sweep(sweep, revision)
-    make_folder(file.parent)
     text = IMPORTED + json.dumps([asdict(place) for place in chain])
-    write_new(file, text.encode(), layout.temporary())
+    layout.files.publish(file, text.encode())
     publish_once(layout, "trials", [_trial_row(sweep, revision, trial, manifests[-1])])
     names = {"sweep": sweep, "revision": revision, "trial": trial}
     publish_once(layout, "chains", [{**names, **_chain_row(n, place)} for n, place in enumerate(chain)])

@@ -26,6 +26,7 @@ from orchestrator.plan import Plan, Trial
 from orchestrator.preview import Preview
 from orchestrator.retention import kept
 from orchestrator.spec import axis_fields, axis_values
+from orchestrator.store.copies import fetch_corpus
 from trainers.errors import InputError, nearest
 from trainers.scales import count_parameters
 
@@ -108,7 +109,7 @@ def trial_file(plan: Plan, id: str, store: Path) -> str:
         raise InputError(f"{plan.sweep}: {problem}")
     trial = found[0]
     content = {
-        "corpus": str(store.resolve() / "corpora" / trial.recipe.data.corpus),
+        "corpus": str(fetch_corpus(store.resolve(), trial.recipe.data.corpus)),
         "checkpoints": [plan.segment_by_id[segment].to_tokens for segment in trial.checkpoints],
         "recipe": trial.recipe.model_dump(mode="json"),
     }

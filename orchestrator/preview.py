@@ -24,6 +24,7 @@ from orchestrator.machines import devices
 from orchestrator.plan import Evaluation, Plan, load_plan
 from orchestrator.presets import CorpusFacts
 from orchestrator.spec import SweepSpec, refuse
+from orchestrator.store.files import files_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ def preview(text: str, source: str, root: Path, *, share: bool = True) -> Previe
     """
     corpora = corpus_facts(root)
     spec, plan = load_plan(text, source, corpora, share=share)
-    stored = _read_stored(root, plan) if (root / "geosweep.json").exists() else _nothing(plan)
+    stored = _read_stored(root, plan) if files_of(root).exists(root / "geosweep.json") else _nothing(plan)
     standing = stored.standing
     bill = make_bill(plan, spec.keep, standing.left, stored.owed, devices(stored.speeds), _domains(corpora))
     return Preview(
@@ -109,6 +110,6 @@ def _read_stored(root: Path, plan: Plan) -> _Stored:
     ledger = Ledger(layout, plan.evaluations)
     ledger.owed(standing.committed)
     revision = current_revision(layout, plan.sweep)
-    last = json.loads(layout.plan(plan.sweep, revision).read_text(encoding="utf-8")) if revision else None
+    last = json.loads(layout.files.read(layout.plan(plan.sweep, revision))) if revision else None
     speeds = tuple(read_rows(layout, "speeds", SPEEDS.names))
     return _Stored(standing=standing, owed=tuple(ledger.left), speeds=speeds, last_plan=last)

@@ -16,7 +16,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from decimal import Decimal
@@ -30,10 +29,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator import schema
+from orchestrator.store.copies import corpus_folders
 from orchestrator.store.durable import storage_faults
-from orchestrator.store.inbox import RESTORE, UnitGone, read_unit
+from orchestrator.store.files import Files, folder_of
+from orchestrator.store.inbox import UnitGone, read_unit, read_units
 from orchestrator.store.layout import StoreLayout, open_existing
-from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file
+from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file, fetch_data_file
 from orchestrator.views import (
     REPEATED_SEGMENTS_QUERY,
     RESULT_COLUMNS_QUERY,
@@ -99,7 +100,8 @@ class Answer:
 class _UnfoldedCurves:
     """Curves in the inbox, read from the files anew for each query: the one inbox that may be larger than memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: Files) -> None:
+        self._files = files
         self.paths: tuple[Path, ...] = ()
         self._fault: EnvironmentFault | None = None
 
@@ -118,7 +120,7 @@ class _UnfoldedCurves:
     def _batches(self) -> Iterator[pa.RecordBatch]:
         for path in self.paths:
             try:
-                yield from read_unit(path, schema.CURVES).to_batches()
+                yield from read_unit(self._files, path, schema.CURVES).to_batches()
             except EnvironmentFault as fault:
                 self._fault = fault
                 raise
@@ -138,13 +140,11 @@ class _Source:
 
         def read() -> dict[Path, pa.Table]:
             for path in self.stored.files:
-                if not path.exists():
-                    raise DataFileGone("corrupt_file", f"{path}: the file is missing", RESTORE)
+                fetch_data_file(self.stored.storage, path)
             if self.stored.spec is schema.CURVES:
                 return {}
             new = [path for path in self.stored.unfolded if path not in self.units]
-            with ThreadPoolExecutor(_THREADS) as pool:
-                found = dict(zip(new, pool.map(partial(read_unit, spec=self.stored.spec), new), strict=True))
+            found = read_units(self.stored.storage, new, self.stored.spec)
             return {path: found[path] if path in found else self.units[path] for path in self.stored.unfolded}
 
         self.units = self.stored.reading(read)
@@ -155,7 +155,7 @@ class _Source:
         """Compare each data file with its name, once. raises EnvironmentFault that names a damaged file"""
         for path in self.stored.files:
             if path not in self.checked:
-                check_data_file(path)
+                check_data_file(self.stored.storage, path)
                 self.checked.add(path)
 
     def view(self) -> str:
@@ -178,14 +178,14 @@ class Store:
     """
 
     def __init__(self, root: Path | str) -> None:
-        """Open the store in folder `root`.
+        """Open the store in folder `root`, or at "s3://bucket/prefix".
 
         raises  InputError when there is no store or its format is newer; EnvironmentFault that names the file when
                 one cannot be read: no file is ever skipped
         """
-        self._layout = open_existing(Path(root))
+        self._layout = open_existing(folder_of(root) if isinstance(root, str) else root)
         self._sources = {name: _Source(self._layout, name) for name in schema.TABLES}
-        self._curves = _UnfoldedCurves()
+        self._curves = _UnfoldedCurves(self._layout.files)
         self._columns: list[ResultColumn] | None = None  # found when first asked for
         self._curves_are_clear = False  # the view knows which segments have several attempts
         self._database = _connect(self._layout.root / "tables")
@@ -209,7 +209,7 @@ class Store:
         for source in changed:
             self._register(source)
         self._curves.paths = self._sources["curves"].stored.unfolded
-        self._database.register("corpora", _corpora(self._layout.root / "corpora"))
+        self._database.register("corpora", _corpora(self._layout.root))
         if changed:
             self._columns, self._curves_are_clear = None, False
         return bool(changed)
@@ -260,7 +260,7 @@ class Store:
             return self.sql("select * from results order by sweep, trial, tokens")
         sweeps = [row["sweep"] for row in self.sql("select sweep from latest").rows()]
         if sweep not in sweeps:
-            raise InputError(f"the store {self._layout.root} has no sweep '{sweep}'{nearest(sweep, sweeps)}")
+            raise InputError(f"the store {self._layout.url} has no sweep '{sweep}'{nearest(sweep, sweeps)}")
         return self.sql("select * from results where sweep = $sweep order by trial, tokens", {"sweep": sweep})
 
     def tables(self) -> tuple[str, ...]:
@@ -348,8 +348,8 @@ def export(store: Store, folder: Path) -> dict[str, int]:
     return {name: store.save(name, folder / f"{name}.parquet") for name in store.tables()}
 
 
-def _corpora(folder: Path) -> pa.Table:
-    manifests = [read_manifest(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
+def _corpora(root: Path) -> pa.Table:
+    manifests = [read_manifest(folder) for folder in corpus_folders(root)]
     rows = [
         {
             "corpus": manifest.name,

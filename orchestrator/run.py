@@ -12,12 +12,15 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.corpora import require_corpora
 from orchestrator.legs import Leg, LegQueue, with_descendants
@@ -29,11 +32,16 @@ from orchestrator.spec import SweepSpec
 from orchestrator.standing import read_standing
 from orchestrator.store import registry
 from orchestrator.store.committer import committing
+from orchestrator.store.durable import is_full
 from orchestrator.store.layout import StoreLayout, create_or_open
 from orchestrator.store.sweeps import asked_evaluations, segments_of_other_sweeps, submit
 from trainers.errors import EnvironmentFault
 
+if TYPE_CHECKING:  # Ray is for sessions that have something to do
+    from orchestrator.evals import EvaluationPool
+
 POLL_S = 0.2
+POLL_S_REMOTE = 1.0  # a look at S3 is a request that is paid for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +91,7 @@ def only_driver(layout: StoreLayout) -> Iterator[None]:
         except BlockingIOError as error:
             raise EnvironmentFault(
                 "store_busy",
-                f"{layout.root}: another `geosweep run` or `eval` works on this store; nothing was started",
+                f"{layout.url}: another `geosweep run` or `eval` works on this store; nothing was started",
                 "wait for it, stop it with Ctrl-C, or use another --store",
             ) from error
         yield
@@ -117,6 +125,8 @@ class _Session:
         self._evaluated_before = self._ledger.done
         self._stopping = threading.Event()
         self._faults: list[str] = []
+        self._to_store: deque[Callable[[], None]] = deque()
+        self._is_full = False
 
     def nothing_left(self) -> bool:
         return self._trained_out() and not self._ledger.owed(self._committed)
@@ -131,8 +141,30 @@ class _Session:
             committing(self._layout, self._screen.say),
         ):
             self._work(Path(scratch))
-        self._release()
         return self.end()
+
+    def _keep_up(self, pool: EvaluationPool) -> bool:
+        """Store what is to be stored, hand out what is owed; whether something is left to do. Waits on a full disk."""
+        try:
+            while self._to_store:
+                self._to_store[0]()
+                self._to_store.popleft()
+            owed = pool.poll(self._committed)
+            self._release()
+        except EnvironmentFault as fault:
+            if not is_full(fault):
+                raise
+            if not self._is_full:
+                self._screen.say(f"the session waits for space: {fault}")
+            self._is_full = True
+            return True
+        self._is_full = False
+        return owed > 0 or bool(self._to_store)
+
+    def _record(self, kind: str, segment: str, detail: str) -> None:
+        """Have the main thread store an event of now: Tune's thread must not wait for a disk."""
+        record = partial(registry.record_event, self._layout, kind, self._plan.sweep, segment)
+        self._to_store.append(partial(record, detail=detail, time=datetime.now(UTC)))
 
     def _work(self, scratch: Path) -> None:
         from orchestrator.evals import EvaluationPool
@@ -144,16 +176,16 @@ class _Session:
         with stop_signals(self._stopping, self._screen):
             if not queue.exhausted:
                 tune.start()
-            told = False
-            while pool.poll(self._committed) or tune.alive:
+            told, working = False, True
+            while working:
+                alive = tune.alive  # before the look at the store: so what a leg did last is seen
+                owed = self._keep_up(pool)
                 self._screen.counts(self._counts())
-                self._release()
                 if self._stopping.is_set() and not told:
                     tune.stop()
                     told = True
-                if told and not tune.alive:
-                    break
-                time.sleep(POLL_S)
+                working = alive or (owed and not told)
+                time.sleep(POLL_S_REMOTE if self._layout.files.remote else POLL_S)
         self._faults += [f"{name}: {reason}" for name, reason in pool.failures.items()]
         if tune.crash:
             raise RuntimeError(f"Ray Tune ended with an exception of its own:\n{tune.crash}")
@@ -172,7 +204,7 @@ class _Session:
                 self._screen.say(self._divergence(leg, progress))
             case "retrying":
                 detail = progress["detail"]
-                registry.record_event(self._layout, "attempt_died", self._plan.sweep, leg.segments[0].id, None, detail)
+                self._record("attempt_died", leg.segments[0].id, detail)
                 self._screen.say(f"an attempt at {leg.id} died and is repeated: {detail}")
             case "paused":
                 self._screen.say(f"{leg.id} waits: {progress['detail']}")
@@ -219,8 +251,8 @@ class _Session:
         segment = next((s for s in leg.segments if not registry.is_committed(self._layout, s)), leg.segments[-1])
         self._commit([s.id for s in leg.segments if s.to_tokens < segment.to_tokens])
         self._failed[segment.id] = reason
-        registry.commit_failure(self._layout, segment, reason, attempt=0)
-        registry.record_event(self._layout, "failed", self._plan.sweep, segment.id, None, reason)
+        self._to_store.append(partial(registry.commit_failure, self._layout, segment, reason, attempt=0))
+        self._record("failed", segment.id, reason)
         self._screen.say(f"segment {segment.id} failed: {reason}\n  the rest goes on")
 
     def _trained_out(self) -> bool:

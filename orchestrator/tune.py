@@ -24,6 +24,7 @@ from orchestrator.legs import Leg, LegQueue
 from orchestrator.spec import Execution as SweepExecution
 from orchestrator.store import registry
 from orchestrator.store.durable import is_full
+from orchestrator.store.files import folder_of
 from orchestrator.store.layout import StoreLayout
 from trainers.errors import EnvironmentFault, InputError
 
@@ -49,7 +50,7 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
 
     def _begin(self, config: dict[str, Any]) -> None:
         self._config = config
-        self._layout = StoreLayout(Path(config["store"]))
+        self._layout = StoreLayout(folder_of(config["store"]))
         self._attempt: Attempt | None = None
         self._next_look = 0.0
         self._stop = False
@@ -78,8 +79,8 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
     def _stop_asked(self) -> bool:
         """Whether the session is asked to stop; looks at the disk a few times a second only."""
         if not self._stop and (now := time.monotonic()) > self._next_look:
-            self._next_look = now + 0.25
-            self._stop = stop_file(self._layout, self._config["sweep"]).exists()
+            self._next_look = now + (1.0 if self._layout.files.remote else 0.25)
+            self._stop = self._layout.files.exists(stop_file(self._layout, self._config["sweep"]))
         return self._stop
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -103,6 +104,7 @@ def _new_attempt(layout: StoreLayout, config: Mapping[str, Any]) -> Attempt:
         device="cuda" if config["gpus"] else "cpu",
         threads=config["cpus"],
         micro_batch=config["micro_batch"],
+        compress_checkpoints=config["compress_checkpoints"],
     )
     return Attempt(
         layout,
@@ -146,12 +148,13 @@ class _LegSearch(_NotInSnapshots, Searcher):  # type: ignore[misc]
         resources = self._execution.resources_of(leg.recipe.model.scale)
         return {
             "leg": leg.to_json(),
-            "store": str(self._layout.root),
+            "store": self._layout.url,
             "sweep": self._sweep,
             "cpus": resources.cpus,
             "gpus": resources.gpus,
             "micro_batch": self._execution.micro_batch,
             "rescue_seconds": self._execution.rescue_seconds,
+            "compress_checkpoints": self._execution.compress_checkpoints,
         }
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
@@ -212,7 +215,7 @@ class TuneSession:
         self._tuner = _tuner(self._search, execution, scratch, listener)
         self._thread = threading.Thread(target=self._fit, name="tune", daemon=True)
         self.crash: str | None = None
-        stop_file(layout, sweep).unlink(missing_ok=True)
+        layout.files.remove(stop_file(layout, sweep))
 
     def start(self) -> None:
         self._thread.start()
@@ -224,7 +227,7 @@ class TuneSession:
     def stop(self) -> None:
         """No new legs; the running ones save their state and end within a second or two."""
         self._search.stopping.set()
-        stop_file(self._layout, self._sweep).touch()
+        self._layout.files.replace(stop_file(self._layout, self._sweep), b"")
 
     def _fit(self) -> None:
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
@@ -233,7 +236,7 @@ class TuneSession:
         except BaseException:  # noqa: BLE001  a thread's exception would be lost: the session reports it
             self.crash = traceback.format_exc()
         finally:
-            stop_file(self._layout, self._sweep).unlink(missing_ok=True)
+            self._layout.files.remove(stop_file(self._layout, self._sweep))
 
 
 def _tuner(search: _LegSearch, execution: SweepExecution, scratch: Path, listener: Listener) -> tune.Tuner:

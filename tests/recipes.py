@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainers.config import Data, Optimizer, Recipe, Schedule
+from trainers.config import Data, Model, Optimizer, Recipe, Schedule
 from trainers.scales import model_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def tiny_recipe(
@@ -53,3 +56,13 @@ def tiny_recipe(
         seed=seed,
         precision="float32",
     )
+
+
+def hugging_face_model(model: Model, seed: int) -> PreTrainedModel:
+    """The class of transformers with the fresh weights of a trial."""
+    from trainers.hugging_face import empty_hugging_face_model
+    from trainers.model import build_model
+
+    network = empty_hugging_face_model(model)
+    network.load_state_dict(build_model(model, seed).state_dict())
+    return network

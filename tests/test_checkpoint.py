@@ -16,6 +16,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 import torch
+from recipes import hugging_face_model
 from torch import Tensor
 
 from tests.recipes import tiny_recipe
@@ -98,7 +99,7 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(tmp_path: Path) -> Non
     for family, tied in (("olmo", True), ("pythia", False)):
         write(tmp_path / family, family=family, tied=tied, seed=5)
         ids = torch.arange(20)[None]
-        saved = build_model(tiny_recipe(family=family, tied=tied).model, 5)
+        saved = hugging_face_model(tiny_recipe(family=family, tied=tied).model, 5)
         assert torch.equal(load_model(tmp_path / family)(input_ids=ids).logits, saved(input_ids=ids).logits)
 
 

@@ -17,8 +17,15 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from conftest import SECRET
+from test_store_full_disk import fill, small_disk
 
 from orchestrator.query import Store
+from orchestrator.store.copies import put_corpus
+from orchestrator.store.files import folder_of
+from orchestrator.store.inbox import list_units
+from orchestrator.store.layout import create_or_open
+from orchestrator.store.verify import verify
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -40,7 +47,7 @@ SWEEP = {
 DEADLINE_S = 120
 
 
-def start(store: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(store: Path | str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "orchestrator", *arguments, "--store", str(store)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ, start_new_session=True
@@ -94,7 +101,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path, sweep_fi
     return store
 
 
-def rows(store: Path, sql: str) -> list[dict[str, Any]]:
+def rows(store: Path | str, sql: str) -> list[dict[str, Any]]:
     with Store(store) as opened:
         return opened.sql(sql).rows()
 
@@ -164,7 +171,7 @@ def test_sessions_killed_at_random_moments_give_the_same_bits(
     nothing_is_trained_after_its_checkpoint(store)
 
 
-def same_results(store: Path, undisturbed: Path) -> None:
+def same_results(store: Path | str, undisturbed: Path) -> None:
     for sql in (
         "select segment, tokens, checkpoint, weights_sha256 from checkpoints order by all",  # digests of all the bits
         "select segment, step, tokens, loss, lr, weight_decay, grad_norm from curves order by all",
@@ -178,7 +185,7 @@ def same_results(store: Path, undisturbed: Path) -> None:
         assert found == expected, sql
 
 
-def nothing_is_trained_after_its_checkpoint(store: Path) -> None:
+def nothing_is_trained_after_its_checkpoint(store: Path | str) -> None:
     events = rows(
         store, "select kind, segment from events where kind in ('started', 'resumed', 'committed') order by time"
     )
@@ -208,21 +215,24 @@ def wait_until(process: subprocess.Popen[str], what: Callable[[], Any]) -> Any:
     return found
 
 
-def test_a_killed_trial_is_repeated_and_training_ends_while_every_evaluator_stands_still(
+def test_stops_a_killed_trial_and_evaluators_that_stand_still_leave_the_results_of_an_undisturbed_session(
     tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
 ) -> None:
     store = tmp_path / "store"
     shutil.copytree(corpus, store / "corpora" / "builtin")
     every = rows(undisturbed, "select count(*) as n from segments")
     process = start(store, "run", str(sweep_file))
+    for signal_number, more in ((signal.SIGINT, 14), (signal.SIGTERM, 4)):
+        assert wait_for_files(process, store, files_in(store) + more)
+        process.send_signal(signal_number)
+        printed = finish(process, expected=130)
+        assert f"continue: geosweep resume flow --store {store}" in printed
+        process = start(store, "resume", "flow")
     try:
-        evaluators = wait_until(process, lambda: workers_of(process, "EvaluationActor"))
-        assert len(evaluators) == SWEEP["execution"]["evaluators"]
+        evaluators = wait_until(process, lambda: workers_of(process, "Evaluations"))
         for evaluator in evaluators:
             evaluator.suspend()
-        victims = wait_until(process, lambda: workers_of(process, "Trainable"))
-        assert wait_for_files(process, store, 16)
-        victims[0].kill()
+        wait_until(process, lambda: workers_of(process, "Trainable"))[0].kill()
         wait_until(process, lambda: rows(store, "select count(*) as n from segments") == every)
         (owed,) = rows(store, "select count(*) as n from owed where ready")
         for evaluator in evaluators:
@@ -231,24 +241,50 @@ def test_a_killed_trial_is_repeated_and_training_ends_while_every_evaluator_stan
     except BaseException:
         kill_tree(process)
         raise
-    assert owed["n"] > 0, "training has ended, and evaluations were waiting"
+    assert owed["n"] > 0, "training has ended while evaluations were waiting"
     same_results(store, undisturbed)
     died = rows(store, "select detail from events where kind = 'attempt_died'")
     assert len(died) == 1
     assert died[0]["detail"]
 
 
-def test_a_stop_saves_the_running_state_and_says_how_to_continue(
+@pytest.mark.soak
+def test_a_session_on_s3_that_is_killed_is_resumed_on_another_machine_with_the_bits_of_a_local_one(
+    s3_store: str, corpus: Path, sweep_file: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = create_or_open(folder_of(s3_store))
+    shutil.copytree(corpus, layout.corpus("builtin"))
+    put_corpus(layout.root, "builtin")
+    process = start(s3_store, "run", str(sweep_file))
+    while process.poll() is None and len(list_units(layout, "metrics")) < 6:
+        time.sleep(0.2)
+    kill_tree(process)
+    monkeypatch.setenv("GEOSWEEP_CACHE", str(layout.root.parent / "another"))
+    printed = finish(start(s3_store, "resume", "flow"))
+    same_results(s3_store, undisturbed)
+    nothing_is_trained_after_its_checkpoint(s3_store)
+    assert verify(layout).damaged == []
+    written = [path for path in layout.root.parent.rglob("*") if path.is_file()]
+    stored = [layout.files.read(path) for path in layout.files.below(layout.root)]
+    assert not any(
+        SECRET.encode() in content for content in [printed.encode(), *map(Path.read_bytes, written), *stored]
+    )
+
+
+@pytest.mark.soak
+def test_a_session_on_a_full_disk_waits_and_goes_on_with_the_same_results(
     tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
 ) -> None:
-    store = tmp_path / "store"
-    shutil.copytree(corpus, store / "corpora" / "builtin")
-    process = start(store, "run", str(sweep_file))
-    for signal_number, more in ((signal.SIGINT, 14), (signal.SIGTERM, 4)):
-        assert wait_for_files(process, store, files_in(store) + more)
-        process.send_signal(signal_number)
-        printed = finish(process, expected=130)
-        assert f"continue: geosweep resume flow --store {store}" in printed
-        process = start(store, "resume", "flow")
-    finish(process)
-    same_results(store, undisturbed)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with small_disk(disk, "100m"):
+        store = disk / "store"
+        shutil.copytree(corpus, store / "corpora" / "builtin")
+        process = start(store, "run", str(sweep_file))
+        assert wait_for_files(process, store, 16)
+        filler = fill(create_or_open(store), 0)
+        assert process.stdout is not None
+        assert any("waits" in line for line in process.stdout)
+        filler.unlink()
+        finish(process)
+        same_results(store, undisturbed)

@@ -18,8 +18,8 @@ from orchestrator.cli import app
 from trainers.checkpoint import read_manifest as read_checkpoint
 from trainers.config import Data
 from trainers.errors import EnvironmentFault, InputError
+from trainers.hugging_face import empty_hugging_face_model
 from trainers.loop import Execution, Training
-from trainers.model import empty_model
 from trainers.tokens import read_manifest
 
 ENVIRONMENT = Path(__file__).resolve().parent.parent / ".cache" / "gptq-env"
@@ -158,7 +158,7 @@ def test_exported_model_reads_back_with_the_measured_losses(
         path.name for path in target.iterdir()
     }
     assert list(tmp_path.iterdir()) == [target]
-    network = empty_model(read_checkpoint(checkpoint).recipe.model)
+    network = empty_hugging_face_model(read_checkpoint(checkpoint).recipe.model)
     load_packed(network, target, bits)
     assert all(bool(torch.isfinite(parameter).all()) for parameter in network.parameters())
 

@@ -18,7 +18,10 @@ MAY_IMPORT = {
 }
 
 ORDER = {
-    "trainers": "errors config scales schedule corpus tokens batches model head optim checkpoint loop __main__",
+    "trainers": (
+        "errors config scales schedule corpus tokens batches blocks model hugging_face head optim checkpoint loop "
+        "__main__"
+    ),
     "evaluators": (
         "config metrics geometry suites loss hidden finetune hub quantize gptq_child gptq_format evaluate actors "
         "__main__"
@@ -29,7 +32,9 @@ ORDER = {
         "statistics study report bundle reference cli __main__"
     ),
     "orchestrator.report": "style figures effects matrices tables page",
-    "orchestrator.store": "durable layout leases inbox tables committer registry sweeps verify",
+    "orchestrator.store": (
+        "durable files copies layout leases checkpoints inbox tables committer registry sweeps verify"
+    ),
 }
 
 RAY_ALLOWED = {

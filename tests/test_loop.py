@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from recipes import hugging_face_model
 from torch.nn.utils import clip_grad_norm_
 
 from tests.recipes import tiny_recipe
 from tests.trainer_fixtures import CPU, recipe_of, save, trained
 from trainers.__main__ import main
 from trainers.batches import TrainingSequences
-from trainers.checkpoint import CurveRecord, read_curve, verify_checkpoint
+from trainers.checkpoint import CurveRecord, read_curve, read_tensor, verify_checkpoint
 from trainers.config import Recipe
 from trainers.errors import InputError
 from trainers.loop import Execution, Training
-from trainers.model import build_model
 from trainers.tokens import read_manifest as read_corpus
 
 STEP = 256  # tokens of a step of tiny_recipe
@@ -32,7 +32,7 @@ PLAIN_PEAK = 2e-3
 def plain_losses(recipe: Recipe, corpus: Path, steps: int) -> list[float]:
     """What a person would write: the Hugging Face model with labels=ids, torch's AdamW, its clipping, a cosine."""
     torch.set_num_threads(1)
-    network = build_model(recipe.model, recipe.seed)
+    network = hugging_face_model(recipe.model, recipe.seed)
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=0.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, foreach=False
     )
@@ -63,6 +63,37 @@ def test_losses_are_those_of_a_plain_loop_over_the_hugging_face_model(family: st
     assert [record.loss for record in curve] == pytest.approx(plain_losses(recipe, corpus, 32), rel=1e-5)
     assert curve[-1].loss < curve[0].loss - 0.3
     assert [record.tokens for record in curve] == list(range(STEP, 33 * STEP, STEP))
+
+
+def test_a_snapshot_that_is_written_later_is_the_checkpoint_of_its_moment(corpus: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(corpus)
+    training = Training.fresh(recipe, corpus, CPU)
+    trained(training, 4 * STEP)
+    snapshot, at_once = training.snapshot(), save(training, tmp_path / "at-once")
+    trained(training, 8 * STEP)
+    later = snapshot.write(tmp_path / "later", segment="s", history="h", curve=())
+    assert (later.checkpoint, later.tokens) == (at_once.checkpoint, 4 * STEP)
+    verify_checkpoint(tmp_path / "later")
+
+
+def test_packed_files_are_smaller_and_training_goes_on_from_them_with_the_same_bits(
+    corpus: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of(corpus)
+    folders = []
+    for compress in (False, True):
+        execution = Execution(threads=1, compress_checkpoints=compress)
+        training = Training.fresh(recipe, corpus, execution)
+        trained(training, 4 * STEP)
+        save(training, tmp_path / f"{compress}-4")
+        resumed = Training.resume(tmp_path / f"{compress}-4", recipe, corpus, execution)
+        trained(resumed, 8 * STEP)
+        folders.append(tmp_path / f"{compress}-8")
+        save(resumed, folders[-1])
+    plain, packed = (verify_checkpoint(folder) for folder in folders)
+    assert packed.checkpoint == plain.checkpoint
+    assert packed.files["weights.parquet"].bytes < 0.95 * plain.files["weights.parquet"].bytes
+    assert torch.equal(*(read_tensor(folder, "lm_head.weight") for folder in folders))
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4])

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from recipes import hugging_face_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from evaluators.config import LossSettings
@@ -18,7 +19,6 @@ from evaluators.suites import only, open_suite
 from trainers.config import Data
 from trainers.corpus import SourceText
 from trainers.errors import InputError
-from trainers.model import build_model
 from trainers.scales import model_of
 from trainers.tokens import Manifest, Settings, TrainedTokenizer, load_tokenizer, open_split, prepare, read_manifest
 
@@ -63,7 +63,7 @@ def network() -> torch.nn.Module:
     model = model_of(
         "olmo", "tiny-32", context=CONTEXT, vocab_size=300, attention="sequential", tied=False, init_std=0.3
     )
-    return build_model(model, seed=3).eval()
+    return hugging_face_model(model, seed=3).eval()
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recipes import hugging_face_model
 from scipy.stats import truncnorm
 from transformers import GPTNeoXForCausalLM, LlamaForCausalLM
 
 from trainers.config import Model
 from trainers.errors import InputError
-from trainers.model import body, build_model, unembedding_name
+from trainers.hugging_face import empty_hugging_face_model
+from trainers.model import body, build_model, unembedding, unembedding_name
 from trainers.scales import model_of
 
 
@@ -62,11 +64,11 @@ def test_the_unembedding_is_found_under_its_name(family: str, tied: bool) -> Non
     network = build_model(described, seed=0)
     weight = dict(network.named_parameters())[unembedding_name(described)]
     assert weight is network.get_output_embeddings().weight
-    assert (weight is network.get_input_embeddings().weight) == tied
+    assert (weight is network.base_model.input_embedding.weight) == tied
 
 
 def test_olmo_is_the_llama_class_without_biases_and_with_the_published_block() -> None:
-    network = build_model(model(), seed=0)
+    network = empty_hugging_face_model(model())
     assert isinstance(network, LlamaForCausalLM)
     assert network.config.intermediate_size == 4 * 64
     assert network.config.rms_norm_eps == 1e-6
@@ -75,7 +77,7 @@ def test_olmo_is_the_llama_class_without_biases_and_with_the_published_block() -
 
 @pytest.mark.parametrize(("attention", "parallel"), [("parallel", True), ("sequential", False)])
 def test_pythia_is_gpt_neox_with_the_residual_of_its_attention_layout(attention: str, parallel: bool) -> None:
-    network = build_model(model("pythia", attention=attention), seed=0)
+    network = empty_hugging_face_model(model("pythia", attention=attention))
     assert isinstance(network, GPTNeoXForCausalLM)
     assert network.config.use_parallel_residual is parallel
     assert network.gpt_neox.layers[0].attention.rotary_ndims == 4  # a quarter of a head of 16
@@ -84,10 +86,10 @@ def test_pythia_is_gpt_neox_with_the_residual_of_its_attention_layout(attention:
 
 @pytest.mark.parametrize("family", ["olmo", "pythia"])
 def test_the_head_on_the_body_gives_the_logits_of_the_whole_model(family: str) -> None:
-    network = build_model(model(family), seed=0)
+    network, whole = build_model(model(family), seed=0), hugging_face_model(model(family), seed=0)
     ids = torch.randint(0, 1000, (2, 32), generator=torch.Generator().manual_seed(0))
     hidden = body(network)(input_ids=ids).last_hidden_state
-    torch.testing.assert_close(network.lm_head(hidden), network(input_ids=ids).logits)
+    torch.testing.assert_close(hidden @ unembedding(network).T, whole(input_ids=ids).logits)
 
 
 def test_a_part_rotary_olmo_is_refused_since_llama_would_ignore_it() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recipes import tiny_recipe
+from recipes import hugging_face_model, tiny_recipe
 from torch import Tensor, nn
 from transformers import (
     GPT2Config,
@@ -49,7 +49,6 @@ from trainers.config import Data, Recipe
 from trainers.corpus import SourceText
 from trainers.errors import InputError
 from trainers.loop import Execution, Training
-from trainers.model import build_model
 from trainers.tokens import Settings, TrainedTokenizer, open_split, prepare, read_manifest
 
 CASES = json.loads((Path(__file__).parent / "assets" / "gptq_cases.json").read_text())["cases"]
@@ -197,7 +196,7 @@ def test_hessian_that_no_damp_mends_is_refused(smallest: float, says: str) -> No
 def network_of(family: str) -> PreTrainedModel:
     if family in ("olmo", "pythia"):
         recipe = tiny_recipe(family=family)
-        return build_model(recipe.model.model_copy(update={"init_std": 0.2}), seed=1).eval()
+        return hugging_face_model(recipe.model.model_copy(update={"init_std": 0.2}), seed=1).eval()
     torch.manual_seed(1)
     if family == "gpt2":
         shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}

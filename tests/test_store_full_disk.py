@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def fill(layout: StoreLayout, leave: int) -> Path:
 
 
 def trial_config(layout: StoreLayout, leg: Leg) -> dict[str, Any]:
-    machine = {"cpus": 1, "gpus": 0, "micro_batch": None, "rescue_seconds": 600.0}
+    machine = {"cpus": 1, "gpus": 0, "micro_batch": None, "rescue_seconds": 600.0, "compress_checkpoints": False}
     return {"leg": leg.to_json(), "store": str(layout.root), "sweep": "small", **machine}
 
 
@@ -113,6 +114,45 @@ def test_a_fold_without_any_space_says_so(small: StoreLayout) -> None:
     with pytest.raises(EnvironmentFault) as caught:
         put(small, "c1")
     assert is_full(caught.value)
+
+
+def test_a_committer_of_a_read_only_store_says_so_and_readers_are_answered(small: StoreLayout) -> None:
+    put(small, "c0")
+    Committer(small).fold("metrics")
+    put(small, "c1")
+    disk = str(small.root.parent)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    for act in (lambda: Committer(small).fold("metrics"), lambda: Committer(small).compact("metrics")):
+        with pytest.raises(EnvironmentFault, match="Read-only file system") as caught:
+            act()
+        assert caught.value.kind == "storage_error"
+    assert count(small) == 20
+    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    Committer(small).everything()
+    assert (count(small), list_units(small, "metrics")) == (20, [])
+
+
+def test_who_may_only_read_is_told_so_and_is_answered(small: StoreLayout) -> None:
+    put(small, "c0")
+    Committer(small).fold("metrics")
+    put(small, "c1")
+    in_sight = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders are for root alone
+    store = StoreLayout(Path(shutil.copytree(small.root, in_sight / "store")))
+    in_sight.chmod(0o755)
+    try:
+        os.seteuid(65534)
+        try:
+            for act in (lambda: put(store, "c2"), lambda: Committer(store).fold("metrics")):
+                with pytest.raises(EnvironmentFault, match=r"[Pp]ermission denied") as caught:
+                    act()
+                assert caught.value.kind == "storage_error"
+            assert count(store) == 20
+        finally:
+            os.seteuid(0)
+        put(store, "c2")
+        assert count(store) == 30
+    finally:
+        shutil.rmtree(in_sight)
 
 
 def test_a_trial_waits_for_space_and_then_gives_the_checkpoints_of_an_undisturbed_one(

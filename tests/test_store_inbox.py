@@ -129,8 +129,8 @@ def test_unit_of_each_table_reads_back_as_written(layout: StoreLayout, table: st
     given = row(table)
     path = publish(layout, table, [given])
     assert path.parent == layout.inbox(table)
-    assert read_unit(path, TABLES[table]).to_pylist() == [given]
-    assert read_unit(path, TABLES[table]).schema.equals(TABLES[table].schema, check_metadata=True)
+    assert read_unit(layout.files, path, TABLES[table]).to_pylist() == [given]
+    assert read_unit(layout.files, path, TABLES[table]).schema.equals(TABLES[table].schema, check_metadata=True)
 
 
 def test_file_name_is_the_key_of_the_unit(layout: StoreLayout) -> None:
@@ -255,7 +255,7 @@ def stored(layout: StoreLayout) -> Path:
 
 
 def assert_named(layout: StoreLayout, path: Path, problem: str, kind: str = "corrupt_file") -> None:
-    for read in (lambda: read_unit(path, METRICS), lambda: Store(layout.root)):
+    for read in (lambda: read_unit(layout.files, path, METRICS), lambda: Store(layout.root)):
         with pytest.raises(EnvironmentFault, match=problem) as caught:
             read()
         assert caught.value.kind == kind
@@ -280,7 +280,7 @@ def test_flipped_bit_in_the_values_is_named(layout: StoreLayout, stored: Path) -
 
 
 def test_any_flipped_bit_is_named_or_changes_nothing(layout: StoreLayout, stored: Path) -> None:
-    data, rows = stored.read_bytes(), read_unit(stored, METRICS)
+    data, rows = stored.read_bytes(), read_unit(layout.files, stored, METRICS)
     draw = random.Random(3)
     named = 0
     for bit in draw.sample(range(8 * len(data)), 400):
@@ -288,7 +288,7 @@ def test_any_flipped_bit_is_named_or_changes_nothing(layout: StoreLayout, stored
         flipped[bit // 8] ^= 1 << bit % 8
         stored.write_bytes(flipped)
         try:
-            assert read_unit(stored, METRICS).equals(rows)
+            assert read_unit(layout.files, stored, METRICS).equals(rows)
         except EnvironmentFault:
             named += 1
     assert named > 200  # the others hit statistics and descriptions in the footer

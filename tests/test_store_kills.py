@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.query import Store
 from orchestrator.store.committer import only_committer
+from orchestrator.store.files import folder_of
 from orchestrator.store.inbox import list_units
 from orchestrator.store.layout import create_or_open
 
@@ -21,6 +22,7 @@ KILLER = """
 import os, random, select, signal, sys, traceback
 from pathlib import Path
 from store_rows import metric_row
+import boto3, obstore.auth.boto3  # a fork is ready at once
 from orchestrator.store import committer as committers
 from orchestrator.store.inbox import publish
 from orchestrator.store.layout import StoreLayout
@@ -83,9 +85,18 @@ for pid, _, body in alive:
 """
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(120, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
-def test_kills_at_any_moment_lose_double_or_halve_no_row_and_the_reader_never_errs(tmp_path: Path, kills: int) -> None:
-    layout = create_or_open(tmp_path / "store")
+SOAK = [pytest.mark.soak, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize(
+    ("where", "kills"),
+    [("disk", 20), ("s3", 4), pytest.param("disk", 120, marks=SOAK), pytest.param("s3", 120, marks=SOAK)],
+)
+def test_kills_at_any_moment_lose_double_or_halve_no_row_and_the_reader_never_errs(
+    tmp_path: Path, where: str, kills: int, request: pytest.FixtureRequest
+) -> None:
+    root = tmp_path / "store" if where == "disk" else folder_of(request.getfixturevalue("s3_store"))
+    layout = create_or_open(root)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", KILLER, str(layout.root), str(kills)]
     acknowledged: set[str] = set()
@@ -105,7 +116,7 @@ def test_kills_at_any_moment_lose_double_or_halve_no_row_and_the_reader_never_er
     assert list_units(layout, "metrics") == []
     with Store(layout.root) as reader:
         assert acknowledged <= whole_units(reader)
-    assert list((layout.root / "conflicts").glob("*/*")) == []
+    assert layout.files.below(layout.root / "conflicts") == []
 
 
 def whole_units(reader: Store) -> set[str]:

@@ -75,6 +75,7 @@ def test_a_registered_checkpoint_that_is_lost_is_damage_and_one_given_up_is_not(
 
 def test_a_folder_without_manifest_belongs_to_nothing(layout: StoreLayout) -> None:
     layout.checkpoint("a", 100).mkdir(parents=True)
+    (layout.checkpoint("a", 100) / "weights.parquet").touch()
     assert verify(layout).orphans == ["checkpoints/a/100: a checkpoint folder without manifest"]
 
 

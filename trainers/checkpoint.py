@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from trainers.model import Network
+
 FORMAT_VERSION = 1
 CHUNK_BYTES = 4 * 2**20
 MANIFEST, WEIGHTS, STATE, CURVE = "manifest.json", "weights.parquet", "state.parquet", "curve.parquet"
@@ -173,11 +175,14 @@ def write_checkpoint(
     steps: int,
     made: Circumstances,
     temporary: Path | None = None,
+    compress: bool = False,
 ) -> CheckpointManifest:
     """Put a checkpoint where it belongs, whole and on the disk when this returns.
 
     target     the folder to be; parents are made
     temporary  a folder that does not exist yet, on the same file system; None for a hidden one beside the target
+    compress   whether the tensors' bytes are split by their place in a number and packed with zstd; the digests of the
+               checkpoint are those of the tensors, so they are the same
     returns    the manifest that lies in the folder; an equal checkpoint that is there already stays as it is
     raises     InputError if another checkpoint is there; EnvironmentFault (storage_error) if the disk is full or
                read-only: then nothing of this checkpoint is left
@@ -187,8 +192,8 @@ def write_checkpoint(
 
     position = {"tokens": tokens, "steps": steps, "history": history, "recipe": recipe.model_dump(mode="json")}
     with _new_folder(target, temporary) as folder:
-        _write_tensors(folder / WEIGHTS, weights, position)
-        _write_tensors(folder / STATE, state, position)
+        _write_tensors(folder / WEIGHTS, weights, position, compress)
+        _write_tensors(folder / STATE, state, position, compress)
         _write_curve(folder / CURVE, curve)
         manifest = _manifest(
             weights,
@@ -314,25 +319,28 @@ def content_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], position: Mapping[str, Any]) -> None:
-    schema = _TENSOR_SCHEMA.with_metadata({"geosweep": json.dumps({"format": FORMAT_VERSION, **position})})
+def _write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], position: Mapping[str, Any], compress: bool = False
+) -> None:
+    notes = {"format": FORMAT_VERSION, "byte_split": compress, **position}
+    schema = _TENSOR_SCHEMA.with_metadata({"geosweep": json.dumps(notes)})
     with pq.ParquetWriter(
         path,
         schema,
-        compression="none",
+        compression="zstd" if compress else "none",
         use_dictionary=["name", "dtype"],
         write_statistics=["name"],
         write_page_checksum=True,
         write_batch_size=1,  # one page per chunk: no page comes near Parquet's limit of 2 GiB
     ) as writer:
         for name in sorted(tensors):
-            rows = _tensor_rows(name, tensors[name], schema)
+            rows = _tensor_rows(name, tensors[name], schema, compress)
             writer.write_table(rows, row_group_size=len(rows))
 
 
-def _tensor_rows(name: str, tensor: torch.Tensor, schema: Any) -> Any:
-    """One row per chunk; the bytes are not copied."""
-    content = _bytes_of(tensor)
+def _tensor_rows(name: str, tensor: torch.Tensor, schema: Any, byte_split: bool) -> Any:
+    """One row per chunk; the bytes are not copied, unless they are split."""
+    content = _split_bytes(_bytes_of(tensor), tensor.element_size()) if byte_split else _bytes_of(tensor)
     rows = max(1, -(-content.nbytes // CHUNK_BYTES))
     bounds = np.minimum(np.arange(rows + 1, dtype=np.int64) * CHUNK_BYTES, content.nbytes)
     data = pa.LargeBinaryArray.from_buffers(
@@ -347,6 +355,15 @@ def _tensor_rows(name: str, tensor: torch.Tensor, schema: Any) -> Any:
         "data": data,
     }
     return pa.table(columns, schema=schema)
+
+
+def _split_bytes(content: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Of each chunk the first bytes of its numbers, then the second, ...: zstd finds the exponents alike."""
+    split = np.empty_like(content)
+    for chunk in range(0, len(content), CHUNK_BYTES):
+        numbers = content[chunk : chunk + CHUNK_BYTES].reshape(-1, size)
+        split[chunk : chunk + CHUNK_BYTES].reshape(size, -1)[:] = numbers.T
+    return split
 
 
 def _write_curve(path: Path, curve: Sequence[CurveRecord]) -> None:
@@ -373,17 +390,22 @@ def _publish(folder: Path, target: Path, manifest: CheckpointManifest) -> Checkp
             raise
         there = read_manifest(target)
         if there.checkpoint != manifest.checkpoint:
-            raise InputError(
-                f"{target}: another checkpoint is there; nothing was written",
-                [
-                    f"there: {there.checkpoint} of {there.made.time:%Y-%m-%d %H:%M} on {there.made.host}",
-                    f"new:   {manifest.checkpoint}",
-                ],
-                "a checkpoint is never replaced: remove the folder if it is the wrong one",
-            ) from None
+            raise other_checkpoint(str(target), there, manifest) from None
         manifest = there
     _sync(target.parent)
     return manifest
+
+
+def other_checkpoint(target: str, there: CheckpointManifest, new: CheckpointManifest) -> InputError:
+    """What to raise where a checkpoint belongs and another one is."""
+    return InputError(
+        f"{target}: another checkpoint is there; nothing was written",
+        [
+            f"there: {there.checkpoint} of {there.made.time:%Y-%m-%d %H:%M} on {there.made.host}",
+            f"new:   {new.checkpoint}",
+        ],
+        "a checkpoint is never replaced: remove the folder if it is the wrong one",
+    )
 
 
 @contextmanager
@@ -477,7 +499,7 @@ def read_tensor(folder: Path, name: str) -> torch.Tensor:
         groups = _row_groups(file)
         if name not in groups:
             raise InputError(f"{path}: no tensor '{name}'", [f"there are: {', '.join(groups)}"])
-        return _tensor_of(file.read_row_group(groups[name]))
+        return _tensor_of(file.read_row_group(groups[name]), _is_byte_split(file))
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -497,14 +519,30 @@ def read_curve(folder: Path) -> tuple[CurveRecord, ...]:
         return tuple(CurveRecord(**row) for row in file.read().to_pylist())
 
 
-def load_model(folder: Path) -> PreTrainedModel:
-    """The checkpoint's model with its weights, float32 on the CPU."""
-    import torch
-
-    from trainers.model import empty_imported_model, empty_model
+def load_network(folder: Path) -> Network:
+    """The checkpoint's network with its weights, float32 on the CPU: our own blocks, or an imported model's class."""
+    from trainers.model import empty_model
 
     origin = read_manifest(folder).network
-    network = empty_imported_model(origin) if isinstance(origin, Imported) else empty_model(origin)
+    if isinstance(origin, Imported):
+        return load_model(folder)
+    network = empty_model(origin)
+    _fill(network, folder)
+    return network
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """The checkpoint's model as a class of transformers, float32 on the CPU: to save, to export, to quantise."""
+    from trainers.hugging_face import empty_hugging_face_model
+
+    network = empty_hugging_face_model(read_manifest(folder).network)
+    _fill(network, folder)
+    return network
+
+
+def _fill(network: torch.nn.Module, folder: Path) -> None:
+    import torch
+
     weights = read_weights(folder)
     parameters = dict(network.named_parameters())
     if weights.keys() != parameters.keys():
@@ -513,7 +551,6 @@ def load_model(folder: Path) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
-    return network
 
 
 def verify_checkpoint(folder: Path) -> CheckpointManifest:
@@ -540,7 +577,8 @@ def verify_checkpoint(folder: Path) -> CheckpointManifest:
 def _read_tensors(folder: Path, name: str, expected_sha256: str) -> dict[str, torch.Tensor]:
     path = folder / name
     with _damage_is_named(path), _open_parquet(path) as file:
-        tensors = {tensor: _tensor_of(file.read_row_group(group)) for tensor, group in _row_groups(file).items()}
+        split = _is_byte_split(file)
+        tensors = {tensor: _tensor_of(file.read_row_group(group), split) for tensor, group in _row_groups(file).items()}
         if (found := content_sha256(tensors)) != expected_sha256:
             raise _corrupt(path, f"its tensors have digest {found}, the manifest says {expected_sha256}")
         return tensors
@@ -558,14 +596,24 @@ def _row_groups(file: Any) -> dict[str, int]:
     return {metadata.row_group(i).column(0).statistics.min: i for i in range(metadata.num_row_groups)}
 
 
-def _tensor_of(rows: Any) -> torch.Tensor:
+def _is_byte_split(file: Any) -> bool:
+    return bool(json.loads(file.metadata.metadata[b"geosweep"])["byte_split"])
+
+
+def _tensor_of(rows: Any, byte_split: bool) -> torch.Tensor:
     import torch
 
     dtype = getattr(torch, rows["dtype"][0].as_py())
     tensor = torch.empty(rows["shape"][0].as_py(), dtype=dtype)
     content = _bytes_of(tensor)
     for offset, nbytes, data in zip(rows["offset"].to_pylist(), rows["nbytes"].to_pylist(), rows["data"], strict=True):
-        content[offset : offset + nbytes] = np.frombuffer(data.as_buffer(), np.uint8)
+        chunk = np.frombuffer(data.as_buffer(), np.uint8)
+        if byte_split:
+            content[offset : offset + nbytes].reshape(-1, tensor.element_size())[:] = chunk.reshape(
+                tensor.element_size(), -1
+            ).T
+        else:
+            content[offset : offset + nbytes] = chunk
     return tensor
 
 

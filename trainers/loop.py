@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from transformers import PreTrainedModel
 
 from trainers.batches import TrainingSequences
 from trainers.checkpoint import (
     CheckpointManifest,
+    Circumstances,
     CurveRecord,
     circumstances,
-    load_model,
+    load_network,
     read_manifest,
     read_state,
     write_checkpoint,
@@ -36,12 +36,15 @@ from trainers.checkpoint import (
 from trainers.config import Recipe
 from trainers.errors import InputError
 from trainers.head import mean_loss
-from trainers.model import body, build_model, unembedding_name
+from trainers.model import body, build_model, unembedding, unembedding_name
 from trainers.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_learning_rate
 from trainers.schedule import learning_rates, step_of
 from trainers.tokens import read_manifest as read_corpus
 
-__all__ = ["CurveRecord", "Ending", "Execution", "Training"]
+__all__ = ["CurveRecord", "Ending", "Execution", "Snapshot", "Training"]
+
+if TYPE_CHECKING:
+    from trainers.model import Network
 
 RANDOM_STATE = "random_state"
 
@@ -50,16 +53,18 @@ RANDOM_STATE = "random_state"
 class Execution:
     """How a machine trains; it may move a result by rounding only, is recorded, and is never part of an id.
 
-    device       "cpu", "cuda", "cuda:1", ...
-    threads      of torch on the CPU; the same count gives the same bits
-    micro_batch  sequences a forward pass, for memory; None for the whole batch
-    compile      whether by torch.compile
+    device                "cpu", "cuda", "cuda:1", ...
+    threads               of torch on the CPU; the same count gives the same bits
+    micro_batch           sequences a forward pass, for memory; None for the whole batch
+    compile               whether by torch.compile
+    compress_checkpoints  whether the files of tensors are packed: a seventh smaller, several times slower to write
     """
 
     device: str = "cpu"
     threads: int = 1
     micro_batch: int | None = None
     compile: bool = False
+    compress_checkpoints: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +76,48 @@ class Ending:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The state of a training between two steps, as it is written; training may go on meanwhile if it is a copy."""
+
+    recipe: Recipe
+    tokens: int
+    steps: int
+    weights: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    made: Circumstances
+    compress: bool
+
+    def write(
+        self,
+        target: Path,
+        *,
+        segment: str,
+        history: str,
+        curve: Sequence[CurveRecord],
+        temporary: Path | None = None,
+    ) -> CheckpointManifest:
+        """Write it as a checkpoint folder (write_checkpoint says how). curve: the steps since the last one."""
+        return write_checkpoint(
+            target,
+            weights=self.weights,
+            state=self.state,
+            curve=curve,
+            recipe=self.recipe,
+            segment=segment,
+            history=history,
+            tokens=self.tokens,
+            steps=self.steps,
+            made=self.made,
+            temporary=temporary,
+            compress=self.compress,
+        )
+
+
 class Training:
     """A model, its optimizer and its position in the data, between two steps. `fresh` and `resume` make one."""
 
-    def __init__(
-        self, recipe: Recipe, corpus_dir: Path, execution: Execution, network: PreTrainedModel, steps: int
-    ) -> None:
+    def __init__(self, recipe: Recipe, corpus_dir: Path, execution: Execution, network: Network, steps: int) -> None:
         self.recipe = recipe
         self.execution = execution
         self.steps = steps
@@ -102,7 +143,7 @@ class Training:
         """
         manifest = read_manifest(checkpoint_dir)
         _check_history(manifest, recipe, checkpoint_dir)
-        training = cls(recipe, corpus_dir, execution, load_model(checkpoint_dir), manifest.steps)
+        training = cls(recipe, corpus_dir, execution, load_network(checkpoint_dir), manifest.steps)
         state = read_state(checkpoint_dir)
         training._random_state = state.pop(RANDOM_STATE)
         restore_optimizer(training.network, training.optimizer, state, manifest.steps)
@@ -136,34 +177,31 @@ class Training:
                 on_record(record)
         return Ending(kind="reached", tokens=self.tokens)
 
-    def save(
-        self,
-        target: Path,
-        *,
-        segment: str,
-        history: str,
-        curve: Sequence[CurveRecord],
-        temporary: Path | None = None,
-    ) -> CheckpointManifest:
-        """Write the state as a checkpoint folder (write_checkpoint says how). curve: the steps since the last one."""
+    def save(self, target: Path, *, segment: str, history: str, curve: Sequence[CurveRecord]) -> CheckpointManifest:
+        """Write the state as it is, before training goes on (Snapshot.write)."""
+        return self._state(copied=False).write(target, segment=segment, history=history, curve=curve)
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the state in the memory of the CPU, to be written while training goes on."""
+        return self._state(copied=True)
+
+    def _state(self, *, copied: bool) -> Snapshot:
         settings = self.execution
-        return write_checkpoint(
-            target,
-            weights=dict(self.network.named_parameters()),
-            state={RANDOM_STATE: self._random_state, **optimizer_tensors(self.network, self.optimizer)},
-            curve=curve,
+        weights = {name: parameter.detach() for name, parameter in self.network.named_parameters()}
+        state = {RANDOM_STATE: self._random_state, **optimizer_tensors(self.network, self.optimizer)}
+        return Snapshot(
             recipe=self.recipe,
-            segment=segment,
-            history=history,
             tokens=self.tokens,
             steps=self.steps,
+            weights=_copies(weights) if copied else weights,
+            state=_copies(state) if copied else state,
             made=circumstances(
                 device=settings.device,
                 threads=settings.threads,
                 micro_batch=settings.micro_batch,
                 compiled=settings.compile,
             ),
-            temporary=temporary,
+            compress=settings.compress_checkpoints,
         )
 
     def _step(self, rate: float) -> CurveRecord:
@@ -201,9 +239,7 @@ class Training:
         """Mean loss of the tokens 2 to T of each sequence; the last token predicts nothing, so it is not read."""
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.recipe.precision == "bfloat16"):
             hidden_BTD = self._body(input_ids=ids_BT[:, :-1]).last_hidden_state
-            return mean_loss(
-                hidden_BTD.flatten(0, 1), self.network.get_output_embeddings().weight, ids_BT[:, 1:].flatten()
-            )
+            return mean_loss(hidden_BTD.flatten(0, 1), unembedding(self.network), ids_BT[:, 1:].flatten())
 
     @contextmanager
     def _settings_of_this_process(self) -> Iterator[None]:
@@ -241,6 +277,10 @@ def _open_sequences(recipe: Recipe, corpus_dir: Path) -> TrainingSequences:
     if problems:
         raise InputError(f"{corpus_dir}: not a corpus for this recipe, nothing was trained", problems)
     return sequences
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _check_history(manifest: CheckpointManifest, recipe: Recipe, checkpoint_dir: Path) -> None:

@@ -35,11 +35,20 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from orchestrator.schema import TABLES, UNIT_KEY
-from orchestrator.store.durable import make_folder, publish_file, replace_file, storage_faults, sync_file, sync_folder
+from orchestrator.store.durable import storage_faults
+from orchestrator.store.files import Files
 from orchestrator.store.inbox import UnitGone, differences, parquet_options, read_unit
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.leases import Lease
-from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file, distinct_keys, read_data_file, reason
+from orchestrator.store.tables import (
+    DataFileGone,
+    StoredTable,
+    check_data_file,
+    distinct_keys,
+    fetch_data_file,
+    read_data_file,
+    reason,
+)
 from trainers.errors import EnvironmentFault
 
 FOLD_UNITS = 500  # units of one commit
@@ -67,7 +76,7 @@ class Committer:
         self._folded_at: dict[str, float] = {}
         self._duplicates: set[Path] = set()  # unnamed files whose units are all stored elsewhere
         for table in TABLES:
-            settle(layout.table(table))
+            settle(layout.files, layout.table(table))
             self._tables[table] = StoredTable(layout, table)
 
     def step(self) -> None:
@@ -124,7 +133,7 @@ class Committer:
         self._look(stored)
         self._adopt_unnamed(stored)
         while len(stored.files) > 1:
-            replaced = [_remove_action(path) for path in stored.files]
+            replaced = [_remove_action(stored, path) for path in stored.files]
             if self._commit(stored, self._write(stored, _sorted_rows(self._layout, stored)), replaced):
                 self._remove_unnamed(stored)
                 break
@@ -148,7 +157,7 @@ class Committer:
     def _look(self, stored: StoredTable) -> None:
         """Refresh, and make the Delta table where something goes into it; what is committed next rests on this look."""
         stored.refresh()
-        if stored.version < 0 and (stored.waiting or any(stored.folder.glob("*.parquet"))):
+        if stored.version < 0 and (stored.waiting or _data_files(stored)):
             _create(stored)
             stored.refresh()
 
@@ -171,15 +180,13 @@ class Committer:
                 post_commithook_properties=_NOTHING_AFTER_A_COMMIT,
             )
         except (DeltaError, OSError) as error:
-            if not entry.exists():
+            if not stored.storage.exists(entry):
                 what = f"{entry}: not written ({reason(error)}); every row is where it was"
                 raise EnvironmentFault("storage_error", what, "free space or get the permission") from error
-            if added.path not in entry.read_text():  # another committer was faster
-                (stored.folder / added.path).unlink(missing_ok=True)
+            if added.path.encode() not in stored.storage.read(entry):  # another committer was faster
+                stored.storage.remove(stored.folder / added.path)
                 return False
-        with storage_faults(entry, "the folded units stay in the inbox"):
-            sync_file(entry)
-            sync_folder(entry.parent)
+        stored.storage.sync(entry)
         return True
 
     def _write(self, stored: StoredTable, batches: Iterable[pa.RecordBatch]) -> AddAction:
@@ -197,10 +204,10 @@ class Committer:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 # The second part: what another committer writes may be equal, and only one of the two is named.
                 final = stored.folder / f"{digest}-{uuid.uuid4().hex[:8]}.parquet"
-                publish_file(temporary, final)
+                size = temporary.stat().st_size
+                stored.storage.place(temporary, final)
             finally:
                 temporary.unlink(missing_ok=True)
-            size = final.stat().st_size
         return AddAction(final.name, size, {}, int(time.time() * 1000), True, json.dumps({"numRecords": rows}))
 
     def _next_units(self, stored: StoredTable) -> dict[Path, pa.Table]:
@@ -212,7 +219,7 @@ class Committer:
             if path in self.problems:
                 continue
             try:
-                units[path] = read_unit(path, stored.spec)
+                units[path] = read_unit(stored.storage, path, stored.spec)
             except UnitGone:  # another committer folded it
                 continue
             except EnvironmentFault as fault:
@@ -230,19 +237,18 @@ class Committer:
         there = stored.folded_units([path.stem for path in again])
         for path in again:
             with contextlib.suppress(UnitGone):
-                if lines := differences(stored.spec, stored=there[path.stem], given=read_unit(path, stored.spec)):
+                if lines := differences(
+                    stored.spec, stored=there[path.stem], given=read_unit(stored.storage, path, stored.spec)
+                ):
                     self._keep_aside(path, stored, lines)
                 else:
                     self._remove([path])
 
     def _keep_aside(self, path: Path, stored: StoredTable, lines: Sequence[str]) -> None:
         folder = self._layout.conflicts(stored.spec.name)
-        make_folder(folder.parent)
-        make_folder(folder)
         aside = folder / f"{path.stem}-{uuid.uuid4().hex[:8]}.parquet"
-        with storage_faults(aside, "the unit stays in the inbox"):
-            path.rename(aside)
-            sync_folder(folder)
+        stored.storage.publish(aside, stored.storage.read(path))
+        stored.storage.remove(path)
         headline = (
             f"{aside}: this unit is in {stored.folder} with another result; that one counts, this one is kept aside"
         )
@@ -250,16 +256,16 @@ class Committer:
 
     def _remove(self, units: Iterable[Path]) -> None:
         for path in units:
-            with storage_faults(path, "it is folded, and goes the next time"):
-                path.unlink(missing_ok=True)
+            self._layout.files.remove(path)
 
     def _adopt_unnamed(self, stored: StoredTable) -> None:
         """Fold the rows that only a data file without a log entry has."""
-        for path in sorted(set(stored.folder.glob("*.parquet")) - set(stored.files) - self._duplicates):
+        for path in sorted(_data_files(stored) - set(stored.files) - self._duplicates):
             try:
-                keys = distinct_keys(path).to_pylist()
+                keys = distinct_keys(stored.storage, path).to_pylist()
                 if missing := sorted(set(keys) - stored.have(keys)):
-                    if not self._append(stored, read_data_file(path, stored.spec, None, missing)):
+                    rows = read_data_file(stored.storage, path, stored.spec, None, missing)
+                    if not self._append(stored, rows):
                         continue
                     stored.refresh()
                 self._duplicates.add(path)
@@ -274,10 +280,10 @@ class Committer:
         Only after a commit of our own: a committer that slept before it named such a file is behind it, so it fails.
         """
         stored.refresh()
-        for path in self._duplicates & set(stored.folder.glob("*.parquet")) - set(stored.files):
-            with contextlib.suppress(FileNotFoundError), storage_faults(path, "it goes the next time"):
-                if time.time() - path.stat().st_mtime > UNNAMED_S:
-                    path.unlink()
+        for path in self._duplicates & _data_files(stored) - set(stored.files):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - stored.storage.facts(path).modified > UNNAMED_S:
+                    stored.storage.remove(path)
 
     def _export(self, stored: StoredTable) -> None:
         """A copy, not a link: whoever changes it does not change the store."""
@@ -286,8 +292,9 @@ class Committer:
         temporary, final = self._layout.temporary(), self._layout.export(stored.spec.name)
         with storage_faults(final, "the older copy stays"):
             try:
+                fetch_data_file(stored.storage, stored.files[0])
                 shutil.copyfile(stored.files[0], temporary)
-                replace_file(temporary, final)
+                stored.storage.replace_with(temporary, final)
             finally:
                 temporary.unlink(missing_ok=True)
 
@@ -322,23 +329,22 @@ def only_committer(layout: StoreLayout) -> Iterator[Committer]:
         lease.release()
 
 
-def settle(folder: Path) -> None:
+def settle(files: Files, folder: Path) -> None:
     """Make sure that the newest log entry of a Delta table is whole and on the disk; a torn one is removed.
 
     After a power cut the newest entry may be empty. Its units are then still in the inbox, since they leave it only
     after the entry is on the disk; and where a person cut the entry, its data file is adopted at the next compaction.
     """
-    log = folder / "_delta_log"
-    if not log.is_dir():
+    there = files.children(folder / "_delta_log")
+    entries = [path for path in there if path.suffix == ".json" and path.stem.isdigit()]
+    if not entries:
         return
-    with storage_faults(log, "the table was not opened"):
-        entries = sorted(path for path in log.glob("*.json") if path.stem.isdigit())
-        if entries and not _is_whole(entries[-1]):
-            entries[-1].unlink()
-        elif entries:
-            sync_file(entries[-1])
-        _drop_torn_checkpoint(log)
-        sync_folder(log)
+    with contextlib.suppress(FileNotFoundError):  # another committer has just removed it
+        if _is_whole(files.read(entries[-1])):
+            files.sync(entries[-1])
+        else:
+            files.remove(entries[-1])
+    _drop_torn_checkpoint(files, there)
 
 
 def _work(layout: StoreLayout, say: Callable[[str], None], stopping: threading.Event, crashes: list[str]) -> None:
@@ -378,7 +384,7 @@ def _with_key(key: str, unit: pa.Table) -> pa.Table:
 def _sorted_rows(layout: StoreLayout, stored: StoredTable) -> Iterator[pa.RecordBatch]:
     """All rows of a Delta table in order, with little memory."""
     for path in stored.files:
-        check_data_file(path)
+        check_data_file(stored.storage, path)
     scratch = layout.temporary()
     settings: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": SORT_MEMORY,
@@ -402,27 +408,33 @@ def _sorted_rows(layout: StoreLayout, stored: StoredTable) -> Iterator[pa.Record
 
 def _create(stored: StoredTable) -> None:
     """An empty Delta table; one that is there, or that another committer makes at the same time, is as good."""
-    if DeltaTable.is_deltatable(str(stored.folder)):
+    where, options = stored.storage.name(stored.folder), stored.storage.options
+    if DeltaTable.is_deltatable(where, options):
         return
-    make_folder(stored.folder)
     spec = stored.spec
     try:
         DeltaTable.create(
-            str(stored.folder),
+            where,
             spec.folded_schema,
             name=spec.name,
             description=spec.meaning,
+            storage_options=options,
             commit_properties=CommitProperties(max_commit_retries=0),
         )
     except (DeltaError, OSError) as error:
-        if not DeltaTable.is_deltatable(str(stored.folder)):
-            what = f"{stored.folder}: no table was made ({reason(error)})"
+        if not DeltaTable.is_deltatable(where, options):
+            what = f"{where}: no table was made ({reason(error)})"
             raise EnvironmentFault("storage_error", what, "free space or get the permission") from error
-    settle(stored.folder)
+    settle(stored.storage, stored.folder)
 
 
-def _remove_action(path: Path) -> RemoveAction:
-    return RemoveAction(path.name, False, int(time.time() * 1000), path.stat().st_size, {})
+def _remove_action(stored: StoredTable, path: Path) -> RemoveAction:
+    return RemoveAction(path.name, False, int(time.time() * 1000), stored.storage.facts(path).bytes, {})
+
+
+def _data_files(stored: StoredTable) -> set[Path]:
+    """Those in the table's folder, named by its log or not."""
+    return {path for path in stored.storage.children(stored.folder) if path.suffix == ".parquet"}
 
 
 def _checkpoint_log(stored: StoredTable) -> None:
@@ -430,37 +442,37 @@ def _checkpoint_log(stored: StoredTable) -> None:
     log = stored.folder / "_delta_log"
     try:
         stored.delta().create_checkpoint()
-        with storage_faults(log, "the log was not summed up"):
-            summed = list(log.glob(f"{stored.version:020d}.checkpoint*.parquet"))
-            last = log / "_last_checkpoint"
-            if not summed or not last.exists():  # for want of space; delta-rs does not say so
-                return
-            for path in (*summed, last):
-                sync_file(path)
-            sync_folder(log)
+        there = stored.storage.children(log)
+        summed = [path for path in there if path.name.startswith(f"{stored.version:020d}.checkpoint")]
+        last = log / "_last_checkpoint"
+        if not summed or last not in there:  # for want of space; delta-rs does not say so
+            return
+        for path in (*summed, last):
+            stored.storage.sync(path)
         stored.delta().cleanup_metadata()
     except (DeltaError, OSError) as error:
         what = f"{log}: not summed up ({reason(error)}); the table is whole"
         raise EnvironmentFault("storage_error", what, "free space or get the permission") from error
 
 
-def _is_whole(entry: Path) -> bool:
+def _is_whole(entry: bytes) -> bool:
     try:
-        return bool([json.loads(line) for line in entry.read_text().splitlines()])
+        return bool([json.loads(line) for line in entry.decode().splitlines()])
     except ValueError:
         return False
 
 
-def _drop_torn_checkpoint(log: Path) -> None:
+def _drop_torn_checkpoint(files: Files, log: Sequence[Path]) -> None:
     """The sum of a log is a short cut: a torn one goes, the entries themselves are still there."""
-    last = log / "_last_checkpoint"
-    if not last.exists():
+    last = next((path for path in log if path.name == "_last_checkpoint"), None)
+    sums = [path for path in log if ".checkpoint" in path.name]
+    if last is None:
         return
     try:
-        version = json.loads(last.read_text())["version"]
-        for path in log.glob(f"{version:020d}.checkpoint*.parquet"):
-            pq.read_metadata(path)
+        version = json.loads(files.read(last))["version"]
+        for path in sums:
+            if path.name.startswith(f"{version:020d}."):
+                pq.read_metadata(pa.BufferReader(files.read(path)))
     except (ValueError, KeyError, TypeError, OSError, pa.ArrowException):
-        last.unlink(missing_ok=True)
-        for path in log.glob("*.checkpoint*.parquet"):
-            path.unlink()
+        for path in (last, *sums):
+            files.remove(path)

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import re
 import shutil
 import time
-import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.schema import FORMAT_VERSION, TABLES
-from orchestrator.store.durable import make_folder, storage_faults, write_new
+from orchestrator.store.durable import make_folder, storage_faults
+from orchestrator.store.files import Files, LocalFiles, files_of, new_temporary
 from trainers.errors import EnvironmentFault, InputError, nearest
 
 _FOLDERS = ("sweeps", "corpora", "checkpoints", "inbox", "tables", "export", "leases", "temporary")
@@ -42,9 +43,18 @@ class StoreMarker(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class StoreLayout:
-    """The paths of one store; nothing here touches the disk."""
+    """The paths of one store, below its folder on this machine; `files` reads and writes what they name."""
 
     root: Path
+
+    @property
+    def files(self) -> Files:
+        return files_of(self.root)
+
+    @property
+    def url(self) -> str:
+        """The store as any machine opens it (files.folder_of): its folder, or s3://bucket/prefix."""
+        return self.files.name(self.root)
 
     @property
     def marker(self) -> Path:
@@ -88,8 +98,8 @@ class StoreLayout:
         return self.root / "leases" / f"{safe_name(what, 'lease')}.json"
 
     def temporary(self) -> Path:
-        """A path that nobody else uses, on the store's file system, in a folder that no reader scans."""
-        return self.root / "temporary" / f"{os.getpid()}-{uuid.uuid4().hex}.part"
+        """A path that nobody else uses, on this machine's part of the store, in a folder that no reader scans."""
+        return new_temporary(self.root)
 
 
 def safe_name(name: str, what: str) -> str:
@@ -108,16 +118,11 @@ def create_or_open(root: Path) -> StoreLayout:
             EnvironmentFault (storage_error) for a full, read-only or link-less file system
     """
     layout = StoreLayout(root.resolve())
-    if not layout.marker.exists():
-        _refuse_foreign_folder(layout.root)
-    with storage_faults(layout.root, "no store was made"):
-        layout.root.mkdir(parents=True, exist_ok=True)
-    for folder in _FOLDERS:
-        make_folder(layout.root / folder)
-    for table in TABLES:
-        make_folder(layout.inbox(table))
-    if not layout.marker.exists():
-        write_new(layout.marker, _new_marker(), layout.temporary())
+    files = layout.files
+    if isinstance(files, LocalFiles):
+        _make_folders(layout)
+    if not files.exists(layout.marker):
+        files.publish(layout.marker, _new_marker())
     _read_marker(layout)
     _try_writing(layout)
     _remove_leftovers(layout.root / "temporary")
@@ -130,13 +135,24 @@ def open_existing(root: Path) -> StoreLayout:
     raises  InputError when there is none, or its format is newer; EnvironmentFault (corrupt_file) for a bad marker
     """
     layout = StoreLayout(root.resolve())
-    if not layout.marker.exists():
-        headline = f"no store at {layout.root} (it has no geosweep.json)"
+    if not layout.files.exists(layout.marker):
+        headline = f"no store at {layout.url} (it has no geosweep.json)"
         raise InputError(
             headline, next_step="make one with `geosweep run SWEEP`, or say where it is with --store FOLDER"
         )
     _read_marker(layout)
     return layout
+
+
+def _make_folders(layout: StoreLayout) -> None:
+    if not layout.marker.exists():
+        _refuse_foreign_folder(layout.root)
+    with storage_faults(layout.root, "no store was made"):
+        layout.root.mkdir(parents=True, exist_ok=True)
+    for folder in _FOLDERS:
+        make_folder(layout.root / folder)
+    for table in TABLES:
+        make_folder(layout.inbox(table))
 
 
 def _refuse_foreign_folder(root: Path) -> None:
@@ -162,27 +178,32 @@ def _new_marker() -> bytes:
 
 
 def _read_marker(layout: StoreLayout) -> StoreMarker:
-    with storage_faults(layout.marker, "the store was not opened"):
-        data = layout.marker.read_bytes()
+    data = layout.files.read(layout.marker)
     try:
         content = json.loads(data)
         found = content.get("format") if isinstance(content, dict) else None
         if isinstance(found, int) and found > FORMAT_VERSION:
             raise InputError(
-                f"store {layout.root} has format {found}, this geosweep reads {FORMAT_VERSION}",
+                f"store {layout.url} has format {found}, this geosweep reads {FORMAT_VERSION}",
                 next_step="upgrade geosweep: pip install --upgrade geosweep",
             )
         return StoreMarker.model_validate(content)
     except ValueError as error:  # no UTF-8, no JSON, or not this model
-        what = f"{layout.marker}: not the marker of a store ({len(data)} bytes); the store was not opened"
+        marker = layout.files.name(layout.marker)
+        what = f"{marker}: not the marker of a store ({len(data)} bytes); the store was not opened"
         raise EnvironmentFault("corrupt_file", what, "restore this file from a copy of the store") from error
 
 
 def _try_writing(layout: StoreLayout) -> None:
-    """Find out now, not after hours of training, that this file system takes what publishing needs."""
-    trial = layout.temporary()
-    write_new(trial, b"", layout.temporary())
-    trial.unlink()
+    """Find out now, not after hours of training, that of two who publish under one name one is told that he lost."""
+    probe = layout.temporary()
+    with ThreadPoolExecutor(2) as pool:
+        racing = list(pool.map(partial(layout.files.publish, probe), (b"one", b"other")))
+    late = layout.files.publish(probe, b"late")
+    layout.files.remove(probe)
+    if late or racing.count(True) != 1:
+        what = f"{layout.url}: two writers put one name there and both were told that they were first"
+        raise EnvironmentFault("storage_error", what, "use a storage with conditional writes (If-None-Match)")
 
 
 def _remove_leftovers(folder: Path) -> None:

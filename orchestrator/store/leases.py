@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.store.durable import replace_file, storage_faults
 from orchestrator.store.layout import StoreLayout
 
 SILENCE_S = 30.0  # after this long without a beat, the holder counts as dead
@@ -38,7 +37,7 @@ class Lease:
     """One contender for one lease."""
 
     def __init__(self, layout: StoreLayout, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._layout, self._path, self._clock = layout, layout.lease(what), clock
+        self._files, self._path, self._clock = layout.files, layout.lease(what), clock
         self._owner = uuid.uuid4().hex
         self._beat = 0
         self._watched: _Holder | None = None
@@ -56,17 +55,13 @@ class Lease:
         """Become the holder, whoever was: who finds itself replaced stops by itself."""
         self._beat += 1
         content = {"owner": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "beat": self._beat}
-        temporary = self._layout.temporary()
-        with storage_faults(self._path, "the lease was not taken"):
-            temporary.write_text(json.dumps(content))
-        replace_file(temporary, self._path)
+        self._files.replace(self._path, json.dumps(content).encode())
 
     def release(self) -> None:
         """Let the next contender in at once."""
         holder = self._read()
         if holder is not None and holder.owner == self._owner:
-            with storage_faults(self._path, "the lease runs out by itself"):
-                self._path.unlink(missing_ok=True)
+            self._files.remove(self._path)
 
     def _is_dead(self, holder: _Holder) -> bool:
         if holder.host == socket.gethostname() and not Path(f"/proc/{holder.pid}").exists():
@@ -78,6 +73,6 @@ class Lease:
     def _read(self) -> _Holder | None:
         """Who holds the lease; None where nobody does, or the file says nothing readable."""
         try:
-            return _Holder(**json.loads(self._path.read_bytes()))
+            return _Holder(**json.loads(self._files.read(self._path)))
         except (FileNotFoundError, ValueError, TypeError):
             return None

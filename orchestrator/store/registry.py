@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import uuid
 from collections.abc import Sequence
@@ -19,11 +18,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.sharing import HeldState
-from orchestrator.store.durable import storage_faults
+from orchestrator.store import checkpoints
+from orchestrator.store.checkpoints import (
+    checkpoints_of,
+    fetch_checkpoint,
+    has_checkpoint,
+    remove_checkpoint,
+    remove_state,
+    with_state,
+)
 from orchestrator.store.inbox import publish
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.tables import read_rows
-from trainers.checkpoint import STATE, CheckpointManifest, read_curve, read_manifest
+from trainers.checkpoint import CURVE, STATE, CheckpointManifest, read_curve, read_manifest
 
 REMOVED = "checkpoint_removed"  # kind of the event that says what was given up on purpose; its detail is the path
 
@@ -52,42 +59,44 @@ def segment_states(layout: StoreLayout) -> dict[str, str]:
 
 def is_committed(layout: StoreLayout, segment: SegmentLike) -> bool:
     """Whether the segment's last checkpoint is in the store."""
-    return (layout.checkpoint(segment.id, segment.to_tokens) / "manifest.json").exists()
+    return has_checkpoint(layout, _end_of(layout, segment))
 
 
 def has_state(layout: StoreLayout, segment: SegmentLike) -> bool:
     """Whether training can go on from the segment's last checkpoint: its optimizer state was not dropped."""
-    return (layout.checkpoint(segment.id, segment.to_tokens) / STATE).exists()
+    return checkpoints.has_state(layout, _end_of(layout, segment))
 
 
 def drop_stateless(layout: StoreLayout, segment: SegmentLike) -> None:
     """Make room for the segment's last checkpoint where an earlier one lies whose state was dropped."""
     if is_committed(layout, segment) and not has_state(layout, segment):
-        _remove_folder(layout, layout.checkpoint(segment.id, segment.to_tokens))
+        remove_checkpoint(layout, _end_of(layout, segment))
 
 
 def release(layout: StoreLayout, segment: SegmentLike, sweep: str) -> None:
     """Remove the segment's last checkpoint; its rows stay, since it was made, and an event says that it is gone."""
-    folder = layout.checkpoint(segment.id, segment.to_tokens)
-    if folder.exists():
+    folder = _end_of(layout, segment)
+    if has_checkpoint(layout, folder):
         record_event(layout, REMOVED, sweep, segment.id, detail=str(folder.relative_to(layout.root)))
-        _remove_folder(layout, folder)
+        remove_checkpoint(layout, folder)
 
 
 def release_state(layout: StoreLayout, segment: SegmentLike, sweep: str) -> None:
     """Remove the optimizer state of the segment's last checkpoint: nothing will train on from it."""
-    file = layout.checkpoint(segment.id, segment.to_tokens) / STATE
-    if file.exists():
-        record_event(layout, REMOVED, sweep, segment.id, detail=str(file.relative_to(layout.root)))
-        file.unlink(missing_ok=True)
+    folder = _end_of(layout, segment)
+    if checkpoints.has_state(layout, folder):
+        record_event(layout, REMOVED, sweep, segment.id, detail=str((folder / STATE).relative_to(layout.root)))
+        remove_state(layout, folder)
 
 
 def held_states(layout: StoreLayout) -> list[HeldState]:
     """Every checkpoint in the store that training can go on from, whichever sweep asked for it."""
+    rows = read_rows(layout, "checkpoints", ["segment", "tokens", "path", "history_digest"])
+    held = with_state(layout, [layout.root / row["path"] for row in rows])
     return [
         HeldState(segment=row["segment"], tokens=row["tokens"], history=row["history_digest"])
-        for row in read_rows(layout, "checkpoints", ["segment", "tokens", "path", "history_digest"])
-        if (layout.root / row["path"] / STATE).exists()
+        for row in rows
+        if layout.root / row["path"] in held
     ]
 
 
@@ -107,7 +116,7 @@ def recommit(layout: StoreLayout, segment: SegmentLike, attempt: int) -> bool:
 
 def commit(layout: StoreLayout, segment: SegmentLike, attempt: int) -> None:
     """Store the rows of a finished checkpoint folder; then its rescues go. Doing it again changes nothing."""
-    folder = layout.checkpoint(segment.id, segment.to_tokens)
+    folder = fetch_checkpoint(layout, _end_of(layout, segment), (CURVE,))
     manifest = read_manifest(folder)
     curve = [_curve_row(segment.id, attempt, record) for record in read_curve(folder)]
     if curve:
@@ -140,28 +149,26 @@ def commit_failure(layout: StoreLayout, segment: SegmentLike, reason: str, attem
 
 def newest_rescue(layout: StoreLayout, segment: SegmentLike) -> Path | None:
     """The newest state that an earlier attempt saved inside the segment."""
-    found = [tokens for tokens in _rescues(layout, segment) if tokens < segment.to_tokens]
+    found = [tokens for tokens in checkpoints_of(layout, segment.id) if tokens < segment.to_tokens]
     return layout.checkpoint(segment.id, max(found)) if found else None
 
 
 def drop_rescues(layout: StoreLayout, segment: SegmentLike, *, keep: int) -> None:
     """Remove the states saved inside the segment, but the one at `keep` tokens."""
-    for tokens in _rescues(layout, segment):
+    for tokens in checkpoints_of(layout, segment.id):
         if tokens != keep and tokens != segment.to_tokens:
-            shutil.rmtree(layout.checkpoint(segment.id, tokens), ignore_errors=True)
+            remove_checkpoint(layout, layout.checkpoint(segment.id, tokens))
 
 
 def next_attempt(layout: StoreLayout, segment: str) -> int:
     """The number of a new attempt at a segment: one more than the last that was begun."""
     counter = layout.lease(segment)
     try:
-        attempt = int(json.loads(counter.read_bytes())["attempt"]) + 1
+        attempt = int(json.loads(layout.files.read(counter))["attempt"]) + 1
     except (FileNotFoundError, ValueError, KeyError):  # never begun, or its writer was killed while writing
         attempt = 1
-    temporary = layout.temporary()
-    with storage_faults(counter, "the attempt was not begun"):
-        temporary.write_text(json.dumps({"attempt": attempt, "owner": f"{socket.gethostname()}:{os.getpid()}"}))
-        temporary.replace(counter)
+    content = {"attempt": attempt, "owner": f"{socket.gethostname()}:{os.getpid()}"}
+    layout.files.replace(counter, json.dumps(content).encode())
     return attempt
 
 
@@ -189,17 +196,8 @@ def record_event(
     publish(layout, "events", [event])
 
 
-def _remove_folder(layout: StoreLayout, folder: Path) -> None:
-    aside = layout.temporary()  # a folder half removed would be neither there nor free
-    folder.rename(aside)
-    shutil.rmtree(aside)
-
-
-def _rescues(layout: StoreLayout, segment: SegmentLike) -> list[int]:
-    folder = layout.checkpoint(segment.id, 0).parent
-    if not folder.exists():
-        return []
-    return [int(p.name) for p in folder.iterdir() if p.name.isdigit() and (p / "manifest.json").exists()]
+def _end_of(layout: StoreLayout, segment: SegmentLike) -> Path:
+    return layout.checkpoint(segment.id, segment.to_tokens)
 
 
 def _curve_row(segment: str, attempt: int, record: Any) -> dict[str, Any]:

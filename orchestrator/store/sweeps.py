@@ -16,7 +16,6 @@ from evaluators.config import EVALUATOR_VERSIONS, settings_from
 from orchestrator.identity import canonical_json, digest, recipe_digest
 from orchestrator.plan import Evaluation, Plan, Trial
 from orchestrator.schema import ASKED
-from orchestrator.store.durable import make_folder, write_new
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.registry import record_event
 from orchestrator.store.tables import publish_once, read_rows
@@ -33,10 +32,8 @@ def submit(layout: StoreLayout, text: str, plan: Plan) -> None:
 
     The event that makes this revision the sweep's current one is written last.
     """
-    file = layout.sweep(plan.sweep, plan.revision)
-    make_folder(file.parent)
-    write_new(file, text.encode(), layout.temporary())
-    write_new(layout.plan(plan.sweep, plan.revision), plan_json(plan).encode(), layout.temporary())
+    layout.files.publish(layout.sweep(plan.sweep, plan.revision), text.encode())
+    layout.files.publish(layout.plan(plan.sweep, plan.revision), plan_json(plan).encode())
     publish_once(layout, "trials", [_trial_row(plan, trial) for trial in plan.trials])
     publish_once(layout, "chains", list(_chain_rows(plan)))
     ask(layout, plan.sweep, plan.revision, plan.evaluations)
@@ -80,8 +77,16 @@ def current_revision(layout: StoreLayout, sweep: str) -> str | None:
 
 
 def stored_sweep(layout: StoreLayout, sweep: str) -> Path:
-    """The file of a sweep's current revision; InputError as require_revision."""
-    return layout.sweep(sweep, require_revision(layout, sweep))
+    """The file of a sweep's current revision, on this machine; InputError as require_revision."""
+    return sweep_file(layout, sweep, require_revision(layout, sweep))
+
+
+def sweep_file(layout: StoreLayout, sweep: str, revision: str) -> Path:
+    """The file of one revision of a sweep, on this machine. raises InputError when the store has lost it"""
+    try:
+        return layout.files.fetch(layout.sweep(sweep, revision))
+    except FileNotFoundError as error:
+        raise InputError(f"{layout.files.name(layout.sweep(sweep, revision))}: the file is missing") from error
 
 
 def require_revision(layout: StoreLayout, sweep: str) -> str:
@@ -89,7 +94,7 @@ def require_revision(layout: StoreLayout, sweep: str) -> str:
     submitted = current_revisions(layout)
     if sweep not in submitted:
         raise InputError(
-            f"store {layout.root} has no sweep '{sweep}'{nearest(sweep, submitted)}",
+            f"store {layout.url} has no sweep '{sweep}'{nearest(sweep, submitted)}",
             next_step="start one with `geosweep run SWEEP`",
         )
     return submitted[sweep]

@@ -24,6 +24,7 @@ from deltalake.exceptions import DeltaError
 
 from orchestrator.schema import TABLES, UNIT_KEY, Table
 from orchestrator.store.durable import storage_faults
+from orchestrator.store.files import Files
 from orchestrator.store.inbox import (
     RESTORE,
     UNREADABLE,
@@ -34,7 +35,7 @@ from orchestrator.store.inbox import (
     differences,
     list_units,
     publish,
-    read_unit,
+    read_units,
     refuse_extension_types,
     unit_key,
 )
@@ -54,6 +55,7 @@ class StoredTable:
     version   of the Delta table; -1 while there is none
     waiting   every file in the inbox
     unfolded  those whose unit is not in the Delta table
+    storage   where the files lie
     """
 
     def __init__(self, layout: StoreLayout, table: str) -> None:
@@ -64,6 +66,7 @@ class StoredTable:
         self.version = -1
         self.waiting: tuple[Path, ...] = ()
         self.unfolded: tuple[Path, ...] = ()
+        self.storage = layout.files
         self._layout = layout
         self._loads = 0
         self._delta: DeltaTable | None = None
@@ -78,8 +81,7 @@ class StoredTable:
 
     def have(self, keys: Sequence[str]) -> set[str]:
         """Which of these units are stored, folded or not."""
-        inbox = self._layout.inbox(self.spec.name)
-        waiting = {key for key in keys if (inbox / f"{key}.parquet").exists()}
+        waiting = self._waiting(keys)
         missing = [key for key in keys if key not in waiting]
         if missing:
             self.load()
@@ -89,7 +91,7 @@ class StoredTable:
         """The rows of those of these units that are in the Delta table at `version`, sorted by key as in the inbox."""
         wanted = pa.array(sorted(keys), pa.string())
         files = [path for path in self.files if pc.any(pc.is_in(wanted, value_set=self._keys_of(path))).as_py()]
-        rows = [read_data_file(path, self.spec, None, wanted) for path in files]
+        rows = [read_data_file(self.storage, path, self.spec, None, wanted) for path in files]
         found: dict[str, pa.Table] = {}
         for part in rows:
             for key in part[UNIT_KEY.name].unique().to_pylist():
@@ -120,9 +122,10 @@ class StoredTable:
         """Read the log only: `files`, `rows` and `version` are then the newest. raises as refresh"""
         try:
             if self._delta is None or self._loads >= LOADS_PER_OPENING:
-                if not DeltaTable.is_deltatable(str(self.folder)):
+                where, options = self.storage.name(self.folder), self.storage.options
+                if not DeltaTable.is_deltatable(where, options):
                     return
-                self._delta, self._loads = DeltaTable(str(self.folder)), 0
+                self._delta, self._loads = DeltaTable(where, storage_options=options), 0
             else:
                 self._delta.update_incremental()
             if self._delta.version() == self.version:
@@ -137,6 +140,13 @@ class StoredTable:
         self.version = self._delta.version()
         self._keys = {path: keys for path, keys in self._keys.items() if path in self.rows}
 
+    def _waiting(self, keys: Sequence[str]) -> set[str]:
+        """Which of these units are in the inbox. On S3 one listing is cheaper than a look at each."""
+        if self.storage.remote:
+            return {path.stem for path in list_units(self._layout, self.spec.name)} & set(keys)
+        inbox = self._layout.inbox(self.spec.name)
+        return {key for key in keys if self.storage.exists(inbox / f"{key}.parquet")}
+
     def _folded(self, keys: Collection[str]) -> set[str]:
         if not keys:
             return set()
@@ -148,7 +158,7 @@ class StoredTable:
 
     def _keys_of(self, path: Path) -> Keys:
         if path not in self._keys:
-            self._keys[path] = distinct_keys(path)
+            self._keys[path] = distinct_keys(self.storage, path)
         return self._keys[path]
 
 
@@ -180,8 +190,9 @@ def read_rows(layout: StoreLayout, table: str, columns: Sequence[str]) -> list[d
     stored = StoredTable(layout, table)
 
     def read() -> list[dict[str, Any]]:
-        parts = [read_data_file(path, stored.spec, columns) for path in stored.files]
-        parts += [read_unit(path, stored.spec).select(columns) for path in stored.unfolded]
+        parts = [read_data_file(layout.files, path, stored.spec, columns) for path in stored.files]
+        units = read_units(layout.files, stored.unfolded, stored.spec)
+        parts += [unit.select(columns) for unit in units.values()]
         return [row for part in parts for row in part.to_pylist()]
 
     rows: list[dict[str, Any]] = stored.reading(read)
@@ -189,13 +200,13 @@ def read_rows(layout: StoreLayout, table: str, columns: Sequence[str]) -> list[d
 
 
 def read_data_file(
-    path: Path, spec: Table, columns: Sequence[str] | None = None, units: Keys | None = None
+    files: Files, path: Path, spec: Table, columns: Sequence[str] | None = None, units: Keys | None = None
 ) -> pa.Table:
     """One data file of a Delta table, or these columns of it, or the rows of these units; its content is checked.
 
     raises  EnvironmentFault (corrupt_file) that names the file; DataFileGone when there is none
     """
-    check_data_file(path)
+    check_data_file(files, path)
     names = spec.folded_schema.names if columns is None else list(columns)
     rows = _read(path, columns=names, filters=None if units is None else pc.field(UNIT_KEY.name).isin(units))
     if not rows.schema.equals(pa.schema([spec.folded_schema.field(name) for name in names])):
@@ -203,25 +214,32 @@ def read_data_file(
     return rows
 
 
-def distinct_keys(path: Path) -> Keys:
+def distinct_keys(files: Files, path: Path) -> Keys:
     """Keys of the units whose rows are in a data file. raises as read_data_file"""
-    check_data_file(path)
+    check_data_file(files, path)
     keys = _read(path, columns=[UNIT_KEY.name], read_dictionary=[UNIT_KEY.name]).column(0)
     return pc.unique(keys).cast(pa.string())
 
 
-def check_data_file(path: Path) -> None:
-    """A data file is what its name says, and safe to open with pyarrow; else EnvironmentFault (corrupt_file)."""
-    try:
-        with storage_faults(path, "the table was not read"), path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-            refuse_extension_types(path, file)
-    except EnvironmentFault as fault:
-        if isinstance(fault.__cause__, FileNotFoundError):
-            raise DataFileGone("corrupt_file", f"{path}: the file is missing", RESTORE) from fault
-        raise
+def check_data_file(files: Files, path: Path) -> None:
+    """A data file is here, is what its name says, and safe to open with pyarrow.
+
+    raises  EnvironmentFault (corrupt_file) that names the file; DataFileGone when there is none
+    """
+    fetch_data_file(files, path)
+    with storage_faults(path, "the table was not read"), path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        refuse_extension_types(path, file)
     if found != path.stem.partition("-")[0]:
         raise EnvironmentFault("corrupt_file", f"{path}: damaged (its sha256 is not the one in its name)", RESTORE)
+
+
+def fetch_data_file(files: Files, path: Path) -> None:
+    """Have a data file on this machine. raises DataFileGone when there is none"""
+    try:
+        files.fetch(path)
+    except FileNotFoundError as error:
+        raise DataFileGone("corrupt_file", f"{path}: the file is missing", RESTORE) from error
 
 
 def reason(error: Exception) -> str:

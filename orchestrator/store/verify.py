@@ -13,16 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.schema import TABLES
+from orchestrator.store.checkpoints import fetch_checkpoint
+from orchestrator.store.copies import corpus_folders, fetch_corpus
+from orchestrator.store.files import make_copy, remove_copy
 from orchestrator.store.inbox import UNREADABLE, list_units, read_unit
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.registry import REMOVED
 from orchestrator.store.tables import StoredTable, check_data_file, distinct_keys, read_rows
-from trainers.checkpoint import CheckpointManifest, read_manifest
+from trainers.checkpoint import CURVE, MANIFEST, STATE, TOKENIZER, WEIGHTS, read_manifest
 from trainers.errors import EnvironmentFault, GeosweepError
 from trainers.tokens import verify as verify_corpus
 
@@ -51,14 +55,24 @@ class Findings:
 
 
 def verify(layout: StoreLayout) -> Findings:
-    """Every unit and data file against its checksums, every checkpoint and corpus against its manifest and its row."""
+    """Every unit and data file against its checksums, every checkpoint and corpus against its manifest and its row.
+
+    Of a store on S3 every object is read anew: what this machine has of it says nothing.
+    """
+    if not layout.files.remote:
+        return _verify(layout)
+    with TemporaryDirectory(dir=layout.root / "temporary") as folder:
+        return _verify(StoreLayout(make_copy(layout.url, Path(folder))))
+
+
+def _verify(layout: StoreLayout) -> Findings:
     findings = Findings()
     for table in TABLES:
         _verify_table(layout, table, findings)
     _verify_checkpoints(layout, findings)
-    for manifest in sorted((layout.root / "corpora").glob("*/manifest.json")):
-        findings.check("corpora", partial(verify_corpus, manifest.parent))
-    aside = sorted((layout.root / "conflicts").glob("*/*.parquet"))
+    for folder in corpus_folders(layout.root):
+        findings.check("corpora", partial(_verify_corpus, layout, folder))
+    aside = layout.files.below(layout.root / "conflicts")
     findings.damaged += [f"{path}: a unit with another result than the stored one, kept aside" for path in aside]
     return findings
 
@@ -71,15 +85,15 @@ def _verify_table(layout: StoreLayout, table: str, findings: Findings) -> None:
         findings.damaged.append(str(fault))
         return
     for path in list_units(layout, table):
-        findings.check("units in inboxes", partial(read_unit, path, stored.spec))
+        findings.check("units in inboxes", partial(read_unit, layout.files, path, stored.spec))
     for path, rows in stored.rows.items():
-        findings.check("data files of tables", partial(_read_pages, path, rows))
+        findings.check("data files of tables", partial(_read_pages, layout, path, rows))
     if not any(line.startswith(str(stored.folder)) for line in findings.damaged):
         findings.check("tables without a doubled or lost unit", partial(_compare_keys, stored))
 
 
-def _read_pages(path: Path, rows: int) -> None:
-    check_data_file(path)
+def _read_pages(layout: StoreLayout, path: Path, rows: int) -> None:
+    check_data_file(layout.files, path)
     try:
         with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
             found = sum(batch.num_rows for batch in file.iter_batches())
@@ -90,12 +104,13 @@ def _read_pages(path: Path, rows: int) -> None:
 
 
 def _compare_keys(stored: StoredTable) -> None:
-    keys = [distinct_keys(path) for path in stored.files]
+    keys = [distinct_keys(stored.storage, path) for path in stored.files]
     doubled = sum(map(len, keys)) - len(pa.chunked_array(keys, pa.string()).unique())
     if doubled:
         raise EnvironmentFault("corrupt_file", f"{stored.folder}: {doubled} units are in two data files")
-    for path in sorted(set(stored.folder.glob("*.parquet")) - set(stored.files)):
-        there = distinct_keys(path).to_pylist()
+    there_are = {path for path in stored.storage.children(stored.folder) if path.suffix == ".parquet"}
+    for path in sorted(there_are - set(stored.files)):
+        there = distinct_keys(stored.storage, path).to_pylist()
         if alone := len(set(there) - stored.have(there)):
             what = f"{path}: {alone} units that no log names; geosweep store compact folds them"
             raise EnvironmentFault("corrupt_file", what)
@@ -104,19 +119,32 @@ def _compare_keys(stored: StoredTable) -> None:
 def _verify_checkpoints(layout: StoreLayout, findings: Findings) -> None:
     rows = {row["path"]: row["checkpoint"] for row in read_rows(layout, "checkpoints", ["path", "checkpoint"])}
     removed = {row["detail"] for row in read_rows(layout, "events", ["kind", "detail"]) if row["kind"] == REMOVED}
-    folders = {str(path.parent.relative_to(layout.root)) for path in layout.root.glob("checkpoints/*/*/manifest.json")}
+    files = layout.files.below(layout.root / "checkpoints")
+    folders = {str(path.parent.relative_to(layout.root)) for path in files if path.name == MANIFEST}
     for path in sorted(folders & rows.keys()):
-        findings.check("checkpoints", partial(_verify_folder, layout.root, path, rows[path], removed))
+        findings.check("checkpoints", partial(_verify_folder, layout, path, rows[path], removed))
     lost = sorted(rows.keys() - folders - removed)
     findings.damaged += [f"{path}: in table checkpoints, but not there" for path in lost]
     rescues = sorted(folders - rows.keys())
     findings.orphans += [f"{path}: not in table checkpoints, so for a segment's next attempt" for path in rescues]
-    named = {str(path.relative_to(layout.root)) for path in layout.root.glob("checkpoints/*/*") if path.is_dir()}
+    named = {str(path.parent.relative_to(layout.root)) for path in files}
     findings.orphans += [f"{path}: a checkpoint folder without manifest" for path in sorted(named - folders)]
 
 
-def _verify_folder(root: Path, path: str, checkpoint: str, removed: set[str]) -> CheckpointManifest:
-    folder = root / path
+def _verify_corpus(layout: StoreLayout, folder: Path) -> None:
+    verify_corpus(fetch_corpus(layout.root, folder.name))
+    if layout.files.remote:
+        remove_copy(folder)
+
+
+def _verify_folder(layout: StoreLayout, path: str, checkpoint: str, removed: set[str]) -> None:
+    folder = fetch_checkpoint(layout, layout.root / path, (WEIGHTS, STATE, CURVE, TOKENIZER))
+    _compare_files(folder, path, checkpoint, removed)
+    if layout.files.remote:
+        remove_copy(folder)
+
+
+def _compare_files(folder: Path, path: str, checkpoint: str, removed: set[str]) -> None:
     manifest = read_manifest(folder)
     if manifest.checkpoint != checkpoint:
         raise EnvironmentFault("corrupt_file", f"{folder}: checkpoint {manifest.checkpoint}, its row says {checkpoint}")
@@ -131,7 +159,6 @@ def _verify_folder(root: Path, path: str, checkpoint: str, removed: set[str]) ->
         if found != expected.sha256:
             raise EnvironmentFault("corrupt_file", f"{file}: sha256 is {found}, the manifest says {expected.sha256}")
         _check_crc(file)
-    return manifest
 
 
 def _check_crc(file: Path) -> None:
