@@ -12,7 +12,7 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(SETUP)
 
-demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, three questions in SQL, a report
+demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, four questions in SQL, a report
 	$(BIN)/geosweep data prepare builtin
 	$(BIN)/geosweep run demo
 	$(BIN)/geosweep query --file sweeps/demo.sql
