@@ -191,6 +191,11 @@ class EvaluationPool:
             self._running[actor.evaluate_stored.remote(self._layout.url, path, settings)] = (actor, item)
         return len(self._queue) + len(self._running) + len(self._unsaved)
 
+    @property
+    def at_work(self) -> tuple[Evaluation, ...]:
+        """What the actors compute now."""
+        return tuple(owed.evaluation for _, owed in self._running.values())
+
     def _collect(self) -> None:
         import ray
 
