@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from evaluators.compare import unembedding_similarity
 from evaluators.config import (
     EVALUATOR_SETTINGS,
     EVALUATOR_VERSIONS,
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _set_threads(given.threads)
         asked = _settings(given)
         values = _kept(given, asked) if given.keep else [v for settings in asked for v in _evaluated(given, settings)]
+        if given.against:
+            values = [*values, *unembedding_similarity(given.checkpoint, given.against)]
     except GeosweepError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -76,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     entry = "an evaluation as in a sweep file: '{evaluator: finetune, ...}'"
     parser.add_argument("--settings", action="append", metavar="YAML", help=entry)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="write the model of the one finetune of --settings")
+    parser.add_argument("--against", type=Path, metavar="CHECKPOINT", help="also compare both unembeddings")
     parser.add_argument("--tokens-per-domain", type=int, help="of the losses, a whole number of contexts")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
