@@ -19,8 +19,8 @@ from orchestrator.evals import Ledger, StoreEvaluations, metric_rows
 from orchestrator.garbage import find_garbage
 from orchestrator.legs import Leg
 from orchestrator.query import Store
-from orchestrator.store import registry
-from orchestrator.store.checkpoints import fetch_checkpoint
+from orchestrator.store import checkpoints, registry
+from orchestrator.store.checkpoints import fetch_checkpoint, remove_leftovers
 from orchestrator.store.committer import only_committer
 from orchestrator.store.copies import put_corpus
 from orchestrator.store.files import folder_of
@@ -143,6 +143,13 @@ def test_an_evaluation_fetches_what_it_reads_and_gc_says_what_would_go(
         (cell,) = store.sql("select state from cells").rows()
     assert cell == {"state": "complete"}
     assert [item.path.name for item in find_garbage(layout)] == ["state.parquet", "state.parquet"]
+    unfinished = layout.checkpoint(plan.trials[0].chain[0], 0) / "weights-0123456789abcdef.parquet"
+    layout.files.publish(unfinished, b"of an attempt that died")
+    assert remove_leftovers(layout) == 0
+    monkeypatch.setattr(checkpoints, "_LEFTOVER_AGE_S", -60.0)
+    assert remove_leftovers(layout) == 1
+    assert not layout.files.exists(unfinished)
+    assert verify(layout).damaged == []
 
 
 def test_a_url_that_names_no_bucket_or_no_s3_is_refused(s3_store: str) -> None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -45,6 +47,7 @@ from trainers.errors import EnvironmentFault
 Keys: TypeAlias = Any  # a pyarrow array of unit keys
 
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
+REPLACED_S = 3600.0
 LOADS_PER_OPENING = 25  # a DeltaTable grows slower with each commit that it takes in
 
 
@@ -139,6 +142,15 @@ class StoredTable:
         self.files = tuple(self.rows)
         self.version = self._delta.version()
         self._keys = {path: keys for path, keys in self._keys.items() if path in self.rows}
+        if self.storage.remote:
+            self._forget_replaced()
+
+    def _forget_replaced(self) -> None:
+        """Remove this machine's copies of data files that were compacted away an hour ago: nobody reads them now."""
+        for path in self.folder.glob("*.parquet"):
+            with suppress(FileNotFoundError):
+                if path not in self.rows and time.time() - path.stat().st_mtime > REPLACED_S:
+                    path.unlink()
 
     def _waiting(self, keys: Sequence[str]) -> set[str]:
         """Which of these units are in the inbox. On S3 one listing is cheaper than a look at each."""
