@@ -36,6 +36,7 @@ from orchestrator.store.durable import (
 from trainers.errors import EnvironmentFault, InputError
 
 if TYPE_CHECKING:
+    from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
 
 S3 = "s3://"
@@ -104,7 +105,7 @@ class Files(Protocol):
 
     @property
     def options(self) -> Mapping[str, str] | None:
-        """What delta-rs needs to know beside `name`; never a credential."""
+        """What delta-rs, which looks for no profile, has to be told beside `name`: to be passed on, never kept."""
 
 
 class LocalFiles:
@@ -188,11 +189,20 @@ class S3Files:
     def __init__(self, root: Path, url: str) -> None:
         self.root, self._url = root, url
         self._bucket, self._prefix = _bucket_and_prefix(url)
-        self._store = _connect(self._bucket, self._prefix)
+        self._credentials = _find_credentials(url)
+        self._store = _connect(self._bucket, self._prefix, self._credentials)
 
     @property
     def options(self) -> Mapping[str, str] | None:
-        return {"allow_http": "true"} if _is_plain_http() else {}
+        now = self._credentials()
+        found = {
+            "aws_access_key_id": now["access_key_id"],
+            "aws_secret_access_key": now["secret_access_key"],
+            "aws_session_token": now.get("token"),
+            "aws_region": self._credentials.config.get("region"),
+            "allow_http": "true" if _is_plain_http() else None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def name(self, path: Path) -> str:
         return f"{self._url}/{self._key(path)}" if path != self.root else self._url
@@ -377,21 +387,25 @@ def _is_plain_http() -> bool:
     return os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
 
 
-def _connect(bucket: str, prefix: str) -> S3Store:
-    """Credentials as boto3 finds them: environment, profile, the machine's role; a region from there too."""
+def _find_credentials(url: str) -> Boto3CredentialProvider:
+    """As boto3 finds them: environment, profile, the machine's role; asked again before they run out."""
     from obstore.auth.boto3 import Boto3CredentialProvider
-    from obstore.store import S3Store
 
     try:
-        provider = Boto3CredentialProvider()
+        return Boto3CredentialProvider()
     except ValueError as error:
-        raise InputError(f"{S3}{bucket}/{prefix}: there are no AWS credentials", (), _SET_CREDENTIALS) from error
+        raise InputError(f"{url}: there are no AWS credentials", (), _SET_CREDENTIALS) from error
+
+
+def _connect(bucket: str, prefix: str, credentials: Boto3CredentialProvider) -> S3Store:
+    from obstore.store import S3Store
+
     return S3Store(
         bucket,
         prefix=prefix or None,
         client_options={"allow_http": _is_plain_http()},
         retry_config={"max_retries": 5},
-        credential_provider=provider,
+        credential_provider=credentials,
     )
 
 

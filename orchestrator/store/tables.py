@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -73,6 +73,7 @@ class StoredTable:
         self._layout = layout
         self._loads = 0
         self._delta: DeltaTable | None = None
+        self._options: Mapping[str, str] | None = None  # credentials may run out
         self._keys: dict[Path, Keys] = {}
 
     def refresh(self) -> None:
@@ -124,11 +125,12 @@ class StoredTable:
     def load(self) -> None:
         """Read the log only: `files`, `rows` and `version` are then the newest. raises as refresh"""
         try:
-            if self._delta is None or self._loads >= LOADS_PER_OPENING:
-                where, options = self.storage.name(self.folder), self.storage.options
+            where, options = self.storage.name(self.folder), self.storage.options
+            if self._delta is None or self._loads >= LOADS_PER_OPENING or options != self._options:
                 if not DeltaTable.is_deltatable(where, options):
                     return
                 self._delta, self._loads = DeltaTable(where, storage_options=options), 0
+                self._options = options
             else:
                 self._delta.update_incremental()
             if self._delta.version() == self.version:
