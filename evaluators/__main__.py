@@ -31,7 +31,7 @@ from evaluators.evaluate import evaluate, fine_tune_checkpoint
 from evaluators.hub import refuse_existing, save_model, tokenizer_of
 from evaluators.metrics import MetricValue
 from trainers.checkpoint import read_manifest
-from trainers.errors import EnvironmentFault, InputError
+from trainers.errors import GeosweepError, InputError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,12 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _set_threads(given.threads)
         asked = _settings(given)
         values = _kept(given, asked) if given.keep else [v for settings in asked for v in _evaluated(given, settings)]
-    except InputError as error:
+    except GeosweepError as error:
         print(error, file=sys.stderr)
-        return 2
-    except EnvironmentFault as fault:
-        print(fault, file=sys.stderr)
-        return 3
+        return error.exit_code
     if given.json:
         print(json.dumps([asdict(value) for value in values], indent=1))
     else:

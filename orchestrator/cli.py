@@ -69,20 +69,14 @@ def main() -> None:
     """Run a command; messages instead of tracebacks for what a person can mend."""
     try:
         app()
-    except InputError as error:
-        _complain(error, 2)
     except GeosweepError as error:
-        _complain(error, 3)
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has left: `geosweep query ... | head`
         sys.stderr.close()
         sys.exit(1)
-
-
-def _complain(error: GeosweepError, code: int) -> None:
-    print(error, file=sys.stderr)
-    sys.exit(code)
 
 
 # --- before a sweep -------------------------------------------------------------------------------------------------
@@ -102,7 +96,7 @@ def check(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE, strict: Stri
     findings = lint(spec, plan)
     if strict:
         refuse_warnings(findings, str(path))
-    out.print(f"{path}: valid; {len(plan.trials)} trials, {len(findings)} remarks on the design", markup=False)
+    out.print(f"{path}: valid; {len(plan.trials)} trials, remarks on the design: {len(findings)}", markup=False)
     for finding in findings:
         out.print(f"  {finding.severity} {finding.code}: {finding.text}\n    {finding.remedy}", markup=False)
 

@@ -207,24 +207,7 @@ def trainers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     ]
 
 
-def test_a_trial_whose_process_is_killed_is_repeated_and_the_session_goes_on(
-    tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
-) -> None:
-    store = tmp_path / "store"
-    shutil.copytree(corpus, store / "corpora" / "builtin")
-    process = start(store, "run", str(sweep_file))
-    assert wait_for_files(process, store, 16)
-    victims = trainers_of(process)
-    assert victims
-    victims[0].kill()
-    finish(process)
-    same_results(store, undisturbed)
-    died = rows(store, "select detail from events where kind = 'attempt_died'")
-    assert len(died) == 1
-    assert died[0]["detail"]
-
-
-def test_a_stop_saves_the_running_state_and_says_how_to_continue(
+def test_stops_and_a_killed_trial_leave_the_results_of_an_undisturbed_session(
     tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
 ) -> None:
     store = tmp_path / "store"
@@ -236,8 +219,20 @@ def test_a_stop_saves_the_running_state_and_says_how_to_continue(
         printed = finish(process, expected=130)
         assert f"continue: geosweep resume flow --store {store}" in printed
         process = start(store, "resume", "flow")
+    kill_a_trainer(process)
     finish(process)
     same_results(store, undisturbed)
+    died = rows(store, "select detail from events where kind = 'attempt_died'")
+    assert len(died) == 1
+    assert died[0]["detail"]
+
+
+def kill_a_trainer(process: subprocess.Popen[str]) -> None:
+    """SIGKILL one of Ray's workers as soon as it trains."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (victims := trainers_of(process)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    victims[0].kill()
 
 
 @pytest.mark.soak

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from trainers.checkpoint import CurveRecord, read_curve, read_manifest
 from trainers.config import Count, Frozen, Recipe
-from trainers.errors import EnvironmentFault, InputError
+from trainers.errors import GeosweepError, InputError
 from trainers.loop import Execution, Training
 
 SEGMENT = "trial"
@@ -46,12 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trial = _read_trial(given.trial)
         with _stop_signals() as should_stop:
             return _train(trial, given.out, Execution(device=given.device, threads=given.threads), should_stop)
-    except InputError as error:
+    except GeosweepError as error:
         print(error, file=sys.stderr)
-        return 2
-    except EnvironmentFault as fault:
-        print(fault, file=sys.stderr)
-        return 3
+        return error.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 
 class GeosweepError(Exception):
-    """What the command line prints as a message instead of a traceback."""
+    """What a command prints as a message instead of a traceback, and ends with: 3, the machine's; 2, the caller's."""
+
+    exit_code: ClassVar[int] = 3
 
 
 class InputError(GeosweepError):
@@ -24,6 +27,8 @@ class InputError(GeosweepError):
     problems   one line each: field path, what was given, what is allowed, nearest name
     next_step  the command or page that helps
     """
+
+    exit_code = 2
 
     def __init__(self, headline: str, problems: Sequence[str] = (), next_step: str = "") -> None:
         super().__init__(headline, tuple(problems), next_step)

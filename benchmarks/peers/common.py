@@ -1,0 +1,78 @@
+"""What the loops that are compared share: the same start, the same tokens, the same way to measure."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainers.batches import TrainingSequences
+from trainers.config import Recipe
+from trainers.tokens import read_manifest
+
+WARM_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a loop is to train: RECIPE CORPUS STEPS THREADS DEVICE on its command line."""
+
+    recipe: Recipe
+    corpus: Path
+    steps: int
+    threads: int
+    device: str
+
+
+def arguments() -> Given:
+    recipe, corpus, steps, threads, device = sys.argv[1:]
+    return Given(
+        recipe=Recipe.model_validate_json(Path(recipe).read_text()),
+        corpus=Path(corpus),
+        steps=WARM_STEPS + int(steps),
+        threads=int(threads),
+        device=device,
+    )
+
+
+def sequences_of(recipe: Recipe, corpus: Path) -> TrainingSequences:
+    return TrainingSequences(
+        corpus, read_manifest(corpus), context=recipe.model.context, seed=recipe.seed, repeat=recipe.data.repeat
+    )
+
+
+def hugging_face_model(recipe: Recipe) -> Any:
+    """The class of transformers with the trial's fresh weights."""
+    from trainers.hugging_face import empty_hugging_face_model
+    from trainers.model import build_model
+
+    network = empty_hugging_face_model(recipe.model)
+    network.load_state_dict(build_model(recipe.model, recipe.seed).state_dict())
+    return network.train()
+
+
+def peak_mib() -> float:
+    """Largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def report(given: Given, step_s: Sequence[float], losses: Sequence[float], mib_before: float) -> None:
+    """Print the measurement as one line of JSON: the median step without the first ones, which warm up."""
+    answer = {
+        "tokens_per_s": given.recipe.tokens_per_step / statistics.median(step_s[WARM_STEPS:]),
+        "mib": _gpu_mib() if given.device != "cpu" else peak_mib() - mib_before,
+        "losses": list(losses),
+    }
+    print(json.dumps(answer))
+
+
+def _gpu_mib() -> float:
+    """Largest memory that torch took on the device."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 2**20

@@ -1,0 +1,45 @@
+"""The loop that one writes by hand over a Hugging Face model: python -m benchmarks.peers.plain RECIPE CORPUS STEPS
+THREADS DEVICE."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import transformers.models.llama.modeling_llama  # noqa: F401  counted with the imports
+from torch.nn.utils import clip_grad_norm_
+
+from benchmarks.peers.common import arguments, hugging_face_model, peak_mib, report, sequences_of
+
+
+def main() -> None:
+    given = arguments()
+    recipe, settings = given.recipe, given.recipe.optimizer
+    torch.set_num_threads(given.threads)
+    sequences = sequences_of(recipe, given.corpus)
+    before = peak_mib()
+    model = hugging_face_model(recipe).to(given.device)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=recipe.schedule.peak_lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+    )
+    step_s, losses = [], []
+    for step in range(given.steps):
+        started = time.perf_counter()
+        ids = torch.from_numpy(sequences.read(step * recipe.batch_size, recipe.batch_size)).to(given.device)
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        clip_grad_norm_(model.parameters(), settings.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        step_s.append(time.perf_counter() - started)
+    report(given, step_s, losses, before)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Our training loop beside what a user would take instead: tokens a second, memory, share of the machine's peak.
+
+    python -m benchmarks.train [--scales 4M 14M 60M tiny-64] [--repeats 3] [--steps 4] [--threads 2] [--json FILE]
+
+Each measurement is a process of its own; all train the same recipe from the same fresh weights on the same tokens in
+the same order, in float32, and their losses are compared. Peers (benchmarks/peers): `trainer`, transformers' Trainer
+with torch's fused AdamW; `plain`, the loop that one writes by hand over the Hugging Face model. Needs `pip install
+accelerate` for the Trainer. Model FLOPs are those of the forward and backward pass, 6 a parameter and token and the
+attention; recomputation would not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import interleaved, matmul_peak, ratio, write_json
+from orchestrator.corpora import prepare_corpus
+from trainers.config import Data, Optimizer, Recipe, Schedule
+from trainers.scales import flops_per_token, model_of
+from trainers.tokens import default_settings, read_manifest
+
+SHAPES = {  # scale: sequences a batch, tokens a sequence, entries of the vocabulary
+    "tiny-64": (16, 128, 2_048),
+    "4M": (4, 512, 50_304),
+    "14M": (4, 512, 50_304),
+    "60M": (4, 512, 50_304),
+}
+LOOPS = {
+    "ours": "benchmarks.peers.ours",
+    "trainer": "benchmarks.peers.trainer",
+    "plain": "benchmarks.peers.plain",
+}
+
+
+def recipe_of(scale: str, corpus: Path) -> Recipe:
+    batch_size, context, vocabulary = SHAPES[scale]
+    model = model_of(
+        "olmo", scale, context=context, vocab_size=vocabulary, attention="sequential", tied=False, init_std=0.02
+    )
+    return Recipe(
+        model=model,
+        data=Data(corpus="builtin", digest=read_manifest(corpus).digest, repeat=True),
+        optimizer=Optimizer(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, decay_all=True, clip=1.0),
+        schedule=Schedule(shape="constant", peak_lr=1e-3, warmup_tokens=0, decay_tokens=None, final_fraction=1.0),
+        batch_size=batch_size,
+        token_budget=batch_size * context * 1000,
+        seed=0,
+        precision="float32",
+    )
+
+
+def compared(recipe: Recipe, scratch: Path, corpus: Path, given: argparse.Namespace, peak: float) -> dict[str, Any]:
+    """One scale: medians of every loop, and our ratios to the others."""
+    path = scratch / "recipe.json"
+    path.write_text(recipe.model_dump_json())
+    rounds = interleaved(
+        LOOPS,
+        path,
+        corpus,
+        given.steps,
+        given.threads,
+        "cpu",
+        repeats=given.repeats,
+        threads=given.threads,
+        folder=scratch,
+    )
+    rates = {name: [one["tokens_per_s"] for one in ones] for name, ones in rounds.items()}
+    flops = flops_per_token(recipe.model)
+    return {
+        "scale": recipe.model.scale,
+        "tokens_per_s": {name: statistics.median(rate) for name, rate in rates.items()},
+        "of_peak": {name: statistics.median(rate) * flops / peak for name, rate in rates.items()},
+        "mib": {name: statistics.median(one["mib"] for one in ones) for name, ones in rounds.items()},
+        "largest_loss_difference": max(
+            abs(ours - theirs)
+            for ones in rounds.values()
+            for ours, theirs in zip(rounds["ours"][0]["losses"], ones[0]["losses"], strict=True)
+        ),
+        "speed_ratio": {name: ratio(rates["ours"], rates[name]) for name in LOOPS if name != "ours"},
+    }
+
+
+def show(row: dict[str, Any]) -> None:
+    print(f"\n{row['scale']}: largest difference of a step's loss {row['largest_loss_difference']:.1e} nats")
+    for name in LOOPS:
+        against = f"ours {row['speed_ratio'][name]} times as fast" if name != "ours" else ""
+        print(
+            f"  {name:8} {row['tokens_per_s'][name]:>10,.0f} tokens/s {row['of_peak'][name]:6.2f} of the peak "
+            f"{row['mib'][name]:>8,.0f} MiB  {against}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scales", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4, help="timed steps of a measurement, after two to warm up")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--store", type=Path, help="a store with the corpus 'builtin'; default: one is made")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="geosweep-train-") as folder:
+        store = given.store or Path(folder) / "store"
+        if given.store is None:
+            prepare_corpus("builtin", store, None, default_settings("builtin"), again=False, say=print)
+        corpus = store.resolve() / "corpora" / "builtin"
+        peak = matmul_peak(given.threads)
+        print(f"peak of a matrix product, {given.threads} threads: {peak / 1e9:.0f} GFLOP/s; MiB beyond the imports")
+        rows = []
+        for scale in given.scales:
+            rows.append(compared(recipe_of(scale, corpus), Path(folder), corpus, given, peak))
+            show(rows[-1])
+        write_json(given.json, rows)
+
+
+if __name__ == "__main__":
+    main()
