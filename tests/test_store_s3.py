@@ -180,6 +180,13 @@ def test_without_credentials_the_message_says_where_they_come_from(
         assert committer.fold("events") == 1
 
 
+def test_a_prefix_that_holds_something_else_is_no_place_for_a_store(layout: StoreLayout) -> None:
+    layout.files.publish(layout.root / "photos" / "cat.jpg", b"a cat")
+    layout.files.remove(layout.marker)
+    with pytest.raises(InputError, match=r"is not empty and is not a store\n  it holds photos"):
+        create_or_open(layout.root)
+
+
 def test_a_bucket_that_is_not_there_is_named(s3_store: str) -> None:
     with pytest.raises(EnvironmentFault, match=r"s3://no-such-bucket/x"):
         create_or_open(folder_of("s3://no-such-bucket/x"))

@@ -97,6 +97,9 @@ class Files(Protocol):
     def below(self, folder: Path) -> list[Path]:
         """The files anywhere below a folder, by name."""
 
+    def names(self, folder: Path) -> list[str]:
+        """What is directly in a folder, files and folders; nothing where there is none."""
+
     def remove(self, path: Path) -> None:
         """Remove a file, or what is there of it."""
 
@@ -165,6 +168,10 @@ class LocalFiles:
     def below(self, folder: Path) -> list[Path]:
         with storage_faults(folder, "it was not read"):
             return sorted(path for path in folder.rglob("*") if path.is_file())
+
+    def names(self, folder: Path) -> list[str]:
+        with storage_faults(folder, "it was not read"):
+            return [path.name for path in folder.iterdir()] if folder.exists() else []
 
     def remove(self, path: Path) -> None:
         with storage_faults(path, "it was not removed"):
@@ -287,6 +294,14 @@ class S3Files:
         with self._faults(folder, "it was not read"):
             found = [item for part in obstore.list(self._store, self._key(folder)) for item in part]
         return sorted(self.root / item["path"] for item in found)
+
+    def names(self, folder: Path) -> list[str]:
+        import obstore
+
+        with self._faults(folder, "it was not read"):
+            found = obstore.list_with_delimiter(self._store, self._key(folder))
+        paths = [*(item["path"] for item in found["objects"]), *found["common_prefixes"]]
+        return [Path(path).name for path in paths]
 
     def remove(self, path: Path) -> None:
         import obstore
