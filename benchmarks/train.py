@@ -69,6 +69,7 @@ def compared(recipe: Recipe, scratch: Path, corpus: Path, given: argparse.Namesp
         folder=scratch,
     )
     rates = {name: [one["tokens_per_s"] for one in ones] for name, ones in rounds.items()}
+    cpu_rates = {name: [one["tokens_per_cpu_s"] for one in ones] for name, ones in rounds.items()}
     flops = flops_per_token(recipe.model)
     return {
         "scale": recipe.model.scale,
@@ -81,13 +82,16 @@ def compared(recipe: Recipe, scratch: Path, corpus: Path, given: argparse.Namesp
             for ours, theirs in zip(rounds["ours"][0]["losses"], ones[0]["losses"], strict=True)
         ),
         "speed_ratio": {name: ratio(rates["ours"], rates[name]) for name in LOOPS if name != "ours"},
+        "cpu_ratio": {name: ratio(cpu_rates["ours"], cpu_rates[name]) for name in LOOPS if name != "ours"},
     }
 
 
 def show(row: dict[str, Any]) -> None:
     print(f"\n{row['scale']}: largest difference of a step's loss {row['largest_loss_difference']:.1e} nats")
     for name in LOOPS:
-        against = f"ours {row['speed_ratio'][name]} times as fast" if name != "ours" else ""
+        against = ""
+        if name != "ours":
+            against = f"ours {row['speed_ratio'][name]} times as fast, by CPU time {row['cpu_ratio'][name]}"
         print(
             f"  {name:8} {row['tokens_per_s'][name]:>10,.0f} tokens/s {row['of_peak'][name]:6.2f} of the peak "
             f"{row['mib'][name]:>8,.0f} MiB  {against}",

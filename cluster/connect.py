@@ -49,6 +49,28 @@ def local_ray(cpus: int | None = None) -> Iterator[None]:
             ray.shutdown()
 
 
+def machine_use() -> dict[str, float]:
+    """What this Ray and its machine have, and what of it is in use: fields as in orchestrator.store.live.MachineUse."""
+    import psutil
+    import ray
+
+    whole, free = ray.cluster_resources(), ray.available_resources()
+    slots = {
+        field: (whole.get(resource, 0.0), whole.get(resource, 0.0) - free.get(resource, 0.0))
+        for field, resource in (("cpus", "CPU"), ("gpus", "GPU"))
+    }
+    memory = psutil.virtual_memory()
+    return {
+        "cpus": slots["cpus"][0],
+        "cpus_held": slots["cpus"][1],
+        "gpus": slots["gpus"][0],
+        "gpus_held": slots["gpus"][1],
+        "cpu_percent": psutil.cpu_percent(),
+        "memory_bytes": memory.total,
+        "memory_used_bytes": memory.total - memory.available,
+    }
+
+
 def _start(cpus: int | None, folder: str) -> None:
     import ray
 

@@ -38,14 +38,19 @@ class Progress:
     """Where an attempt stands after a slice.
 
     state     training: call again; committed: the whole leg is in the store; diverged, stopped: the leg ends here
-    tokens    position of the trial; loss (nats) and tokens_per_s of the newest step, None before the first
+    attempt   which attempt at the leg this is
+    tokens    position of the trial
+    loss, lr, grad_norm, tokens_per_s   of the newest step, as in a curve; None before the first
     detail    why, for diverged
     """
 
     state: State
     segment: str
+    attempt: int
     tokens: int
     loss: float | None
+    lr: float | None
+    grad_norm: float | None
     tokens_per_s: float | None
     detail: str = ""
 
@@ -64,6 +69,7 @@ class Attempt:
         self._writing: Future[None] | None = None
         self._writing_of: LegSegment | None = None
         self._curve: list[CurveRecord] = []
+        self._newest: CurveRecord | None = None
         self._saved_at = time.monotonic()
 
     def advance(self, seconds: float, stop_asked: Callable[[], bool]) -> Progress:
@@ -81,7 +87,7 @@ class Attempt:
             ending = training.train_to(
                 segment.to_tokens,
                 lambda: time.monotonic() > until or stop_asked() or self._write_failed(),
-                self._curve.append,
+                self._record,
             )
             if self._write_failed() or ending.kind == "diverged":
                 self.wait()
@@ -100,6 +106,10 @@ class Attempt:
             return self._progress("training", segment)
         self.wait()
         return self._progress("committed", self._leg.segments[-1])
+
+    def _record(self, step: CurveRecord) -> None:
+        self._curve.append(step)
+        self._newest = step
 
     def _opened(self, segment: LegSegment) -> Training:
         """The training at the segment's start, or where an earlier attempt left a rescue."""
@@ -187,13 +197,16 @@ class Attempt:
 
     def _progress(self, state: State, segment: LegSegment, detail: str = "") -> Progress:
         """segment: where the attempt trains; while the end of the one before is being written, that one is not done."""
-        last = self._curve[-1] if self._curve else None
+        last = self._newest
         unwritten = self._writing_of if self._writing is not None and not self._writing.done() else None
         return Progress(
             state=state,
             segment=(unwritten or segment).id,
+            attempt=self._attempt,
             tokens=self._training.tokens if self._training else segment.to_tokens,
             loss=last.loss if last else None,
+            lr=last.lr if last else None,
+            grad_norm=last.grad_norm if last else None,
             tokens_per_s=last.tokens_per_s if last else None,
             detail=detail,
         )

@@ -18,6 +18,7 @@ import yaml
 from pydantic import ValidationError
 
 from evaluators.config import EVALUATOR_SETTINGS, EVALUATOR_VERSIONS, EvaluatorSettings, settings_from
+from orchestrator.activity import Activity
 from orchestrator.corpora import read_by, require
 from orchestrator.evals import EvaluationPool, Ledger
 from orchestrator.identity import settings_digest
@@ -29,6 +30,7 @@ from orchestrator.spec import read_text
 from orchestrator.store import registry
 from orchestrator.store.checkpoints import has_checkpoint
 from orchestrator.store.layout import StoreLayout, create_or_open, open_existing
+from orchestrator.store.live import telling
 from orchestrator.store.sweeps import ask, asked_evaluations, require_revision
 from trainers.errors import InputError, nearest
 
@@ -89,17 +91,24 @@ def _is_gone(layout: StoreLayout, place: _Place, committed: Collection[str]) -> 
 def _session(
     layout: StoreLayout, sweep: str, ledger: Ledger, committed: Collection[str], screen: Screen, actors: int
 ) -> SessionEnd:
-    from cluster.connect import local_ray
+    from cluster.connect import local_ray, machine_use
 
     failures: dict[str, str] = {}
     stopping = threading.Event()
     owed = len(ledger.owed(committed))
     before = ledger.done
     if owed:
-        with screen, local_ray(), stop_signals(stopping, screen):
+        activity = Activity(sweep, (), machine_use)
+        with (
+            screen,
+            local_ray(),
+            telling(layout, sweep, activity.look, screen.say),
+            stop_signals(stopping, screen),
+        ):
             pool = EvaluationPool(layout, ledger, min(actors, owed))
             while pool.poll(committed) and not stopping.is_set():
                 screen.counts(_counts(ledger, failures))
+                activity.evaluations(pool.at_work)
                 time.sleep(POLL_S)
             failures = pool.failures
     return SessionEnd(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -90,9 +89,11 @@ def check(sweep: SweepArgument, store: StoreOption = DEFAULT_STORE, strict: Stri
     from orchestrator.plan import load_plan
     from orchestrator.preview import refuse_warnings
     from orchestrator.spec import find_sweep, read_text
+    from orchestrator.trackers import require_trackers
 
     path = find_sweep(sweep)
     spec, plan = load_plan(read_text(path), str(path), corpus_facts(store))
+    require_trackers(spec, str(path))
     findings = lint(spec, plan)
     if strict:
         refuse_warnings(findings, str(path))
@@ -347,13 +348,14 @@ def status(
     from orchestrator import status as page
     from orchestrator.query import Store
 
+    where = "" if store == DEFAULT_STORE else f" --store {_name(store)}"
     with Store(store) as opened:
         if watch and not as_json:
-            page.watch(opened, name, out)
+            page.watch(opened, name, out, where)
             return
-        sweeps = page.read_status(opened, name)
+        sweeps = page.read_status(opened, name, where)
     if as_json:
-        print(json.dumps([asdict(sweep) for sweep in sweeps], indent=2))
+        print(json.dumps(page.as_json(sweeps), indent=2))
     else:
         page.show(sweeps, out)
 

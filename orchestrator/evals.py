@@ -142,6 +142,11 @@ class EvaluationPool:
                 self._running[actor.evaluate_stored.remote(self._layout.url, path, settings)] = (actor, item)
         return len(owed)
 
+    @property
+    def at_work(self) -> tuple[Evaluation, ...]:
+        """What the actors compute now."""
+        return tuple(owed.evaluation for _, owed in self._running.values())
+
     def _collect(self) -> None:
         import ray
 

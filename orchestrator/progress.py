@@ -115,7 +115,7 @@ class LiveScreen:
 
     def leg(self, leg: Leg, progress: Mapping[str, Any]) -> None:
         with self._lock:
-            if progress["state"] in ("training", "retrying"):
+            if progress["state"] in ("starting", "training", "retrying"):
                 self._advance(leg, progress)
             elif (bar := self._ids.pop(leg.id, None)) is not None:
                 self._bars.remove_task(bar)

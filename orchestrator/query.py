@@ -191,6 +191,7 @@ class Store:
         self._sources = {name: _Source(self._layout, name) for name in schema.TABLES}
         self._curves = _UnfoldedCurves(self._layout.files)
         self._columns: list[ResultColumn] | None = None  # found when first asked for
+        self._kept: set[str] = set()  # views that stand for rows that were computed
         self._curves_are_clear = False  # the view knows which segments have several attempts
         self._database = _connect(self._layout.root / "tables")
         self._database.register("unfolded_curves", self._curves)
@@ -207,8 +208,13 @@ class Store:
     def close(self) -> None:
         self._database.close()
 
+    @property
+    def layout(self) -> StoreLayout:
+        return self._layout
+
     def refresh(self) -> bool:
         """Take in what was stored since; whether there was something."""
+        self._forget()
         changed = [source for source in self._sources.values() if source.take_in()]
         for source in changed:
             self._register(source)
@@ -237,6 +243,25 @@ class Store:
                 # When a file has left, the committer has folded or compacted meanwhile.
                 if not (left and self.refresh()):
                     raise fault or self._refusal(error) from error
+
+    def keep(self, view: str) -> None:
+        """Answer one state view now, and use these rows until the next `refresh`: several questions cost it once."""
+        while True:
+            try:
+                self._prepare(view)
+                self._database.execute(f"create or replace temp table kept_{view} as select * from {view}")
+                break
+            except (duckdb.IOException, DataFileGone):
+                if not self.refresh():
+                    raise
+        self._create({view: f"select * from kept_{view}"})
+        self._kept.add(view)
+
+    def _forget(self) -> None:
+        for view in self._kept:
+            self._create({view: STATE_VIEWS[view]})
+            self._database.execute(f"drop table kept_{view}")
+        self._kept.clear()
 
     def table(self, name: str) -> Answer:
         """All rows of one table or view."""

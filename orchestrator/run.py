@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.activity import Activity, trials_of_segments
 from orchestrator.corpora import require_corpora
 from orchestrator.legs import Leg, LegQueue, with_descendants
 from orchestrator.plan import Evaluation, Plan
@@ -34,7 +35,9 @@ from orchestrator.store import registry
 from orchestrator.store.committer import committing
 from orchestrator.store.durable import is_full
 from orchestrator.store.layout import StoreLayout, create_or_open
+from orchestrator.store.live import telling
 from orchestrator.store.sweeps import asked_evaluations, segments_of_other_sweeps, submit
+from orchestrator.trackers import require_trackers
 from trainers.errors import EnvironmentFault
 
 if TYPE_CHECKING:  # Ray is for sessions that have something to do
@@ -73,6 +76,7 @@ def run_sweep(text: str, source: str, root: Path, screen: Screen, *, share: bool
     seen = preview(text, source, root, share=share)
     refuse_above_limits(seen, source)
     spec, plan = seen.spec, seen.plan
+    require_trackers(spec, source)
     require_corpora(root, plan)
     layout = create_or_open(root)
     with only_driver(layout):
@@ -109,6 +113,7 @@ class _Session:
     """The state of one session, all of it derived from the plan and the store."""
 
     def __init__(self, layout: StoreLayout, spec: SweepSpec, plan: Plan, screen: Screen) -> None:
+        from cluster.connect import machine_use
         from orchestrator.evals import Ledger
 
         self._layout, self._spec, self._plan, self._screen = layout, spec, plan, screen
@@ -127,6 +132,7 @@ class _Session:
         self._faults: list[str] = []
         self._to_store: deque[Callable[[], None]] = deque()
         self._is_full = False
+        self._activity = Activity(plan.sweep, plan.trials, machine_use)
 
     def nothing_left(self) -> bool:
         return self._trained_out() and not self._ledger.owed(self._committed)
@@ -137,6 +143,7 @@ class _Session:
         with (
             self._screen,
             local_ray(),
+            telling(self._layout, self._plan.sweep, self._activity.look, self._screen.say),
             tempfile.TemporaryDirectory(prefix="geosweep-tune-") as scratch,
             committing(self._layout, self._screen.say),
         ):
@@ -168,11 +175,16 @@ class _Session:
 
     def _work(self, scratch: Path) -> None:
         from orchestrator.evals import EvaluationPool
+        from orchestrator.tracking import Tracking, makers_of
         from orchestrator.tune import TuneSession
 
         queue = LegQueue(tuple(self._left.values()))
         pool = EvaluationPool(self._layout, self._ledger, self._spec.execution.evaluators)
-        tune = TuneSession(queue, self._layout, self._plan.sweep, self._spec.execution, scratch, self._on_progress)
+        sweep, execution = self._plan.sweep, self._spec.execution
+        makers = makers_of(execution.track, self._layout, sweep)
+        trials = trials_of_segments(self._plan.trials)
+        tracking = Tracking(makers, self._layout, sweep, trials, self._screen.say)
+        tune = TuneSession(queue, self._layout, sweep, execution, scratch, self._on_progress, tracking)
         with stop_signals(self._stopping, self._screen):
             if not queue.exhausted:
                 tune.start()
@@ -181,6 +193,7 @@ class _Session:
                 alive = tune.alive  # before the look at the store: so what a leg did last is seen
                 owed = self._keep_up(pool)
                 self._screen.counts(self._counts())
+                self._activity.evaluations(pool.at_work)
                 if self._stopping.is_set() and not told:
                     tune.stop()
                     told = True
@@ -211,6 +224,7 @@ class _Session:
             case "failed":
                 self._fail(leg, progress["detail"])
         self._screen.leg(leg, progress)
+        self._activity.leg(leg, progress)
 
     def _commit(self, ids: Sequence[str]) -> None:
         """Bound anew, never changed in place: the main thread may be reading the old ones."""

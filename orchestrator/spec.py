@@ -230,6 +230,8 @@ class Execution(Frozen):
     retries                attempts at a segment after a fault of the machine
     compress_checkpoints   files of tensors are packed (bytes split by place, zstd): about a seventh smaller, several
                            times the CPU to write and read; the same checkpoint by its digest
+    track                  tensorboard | wandb | mlflow: they get the newest step of each running trial, about once a
+                           second
     """
 
     resources: dict[str, Resources] = Field(default={"default": Resources()})
@@ -238,6 +240,13 @@ class Execution(Frozen):
     rescue_seconds: Positive = 600.0
     retries: Tokens = 3
     compress_checkpoints: bool = False
+    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+
+    @model_validator(mode="after")
+    def _each_tracker_once(self) -> Execution:
+        if len(set(self.track)) < len(self.track):
+            raise ValueError("track names a tracker twice")
+        return self
 
     def resources_of(self, scale: str) -> Resources:
         return self.resources.get(scale) or self.resources.get("default") or Resources()

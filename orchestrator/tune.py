@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from orchestrator.store import registry
 from orchestrator.store.durable import is_full
 from orchestrator.store.files import folder_of
 from orchestrator.store.layout import StoreLayout
+from orchestrator.tracking import Tracking
 from trainers.errors import EnvironmentFault, InputError
 
 if TYPE_CHECKING:  # torch is for the workers: the driver does without it
@@ -179,6 +180,11 @@ class _Relay(_NotInSnapshots, tune.Callback):  # type: ignore[misc]
     def __init__(self, search: _LegSearch, listener: Listener) -> None:
         self._search, self._listener = search, listener
 
+    def on_trial_start(self, *, trial: Any, **_rest: Any) -> None:
+        with contextlib.suppress(Exception):
+            if leg := self._search.legs.get(trial.trial_id):
+                self._listener(leg, {"state": "starting"})
+
     def on_trial_result(self, *, trial: Any, result: Mapping[str, Any], **_rest: Any) -> None:
         with contextlib.suppress(Exception):
             if (leg := self._search.legs.get(trial.trial_id)) and not result.get("done"):
@@ -197,6 +203,29 @@ def _last_line(trial: Any) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
+class _TrackingRelay(_NotInSnapshots, tune.Callback):  # type: ignore[misc]
+    """Passes what Tune says on to the trackers."""
+
+    def __init__(self, search: _LegSearch, tracking: Tracking) -> None:
+        self._search, self._tracking = search, tracking
+
+    def on_trial_start(self, *, trial: Any, **_rest: Any) -> None:
+        if leg := self._search.legs.get(trial.trial_id):
+            self._tracking.begin(trial.trial_id, leg)
+
+    def on_trial_result(self, *, trial: Any, result: Mapping[str, Any], **_rest: Any) -> None:
+        self._tracking.point(trial.trial_id, result)
+
+    def on_trial_complete(self, *, trial: Any, **_rest: Any) -> None:
+        self._tracking.end(trial.trial_id, failed=trial.last_result.get("state") not in ("committed", "stopped"))
+
+    def on_trial_error(self, *, trial: Any, **_rest: Any) -> None:
+        self._tracking.end(trial.trial_id, failed=True)
+
+    def on_experiment_end(self, **_rest: Any) -> None:
+        self._tracking.close()
+
+
 class TuneSession:
     """One use of Tune: starts in a thread of its own, so that the main thread keeps the signals and the terminal."""
 
@@ -208,11 +237,13 @@ class TuneSession:
         execution: SweepExecution,
         scratch: Path,
         listener: Listener,
+        tracking: Tracking,
     ) -> None:
         """scratch: a local folder for Tune's own files; nothing in it is ever read again."""
         self._search = _LegSearch(queue, layout, sweep, execution, listener)
         self._layout, self._sweep = layout, sweep
-        self._tuner = _tuner(self._search, execution, scratch, listener)
+        callbacks = [_Relay(self._search, listener), _TrackingRelay(self._search, tracking)]
+        self._tuner = _tuner(self._search, execution, scratch, callbacks)
         self._thread = threading.Thread(target=self._fit, name="tune", daemon=True)
         self.crash: str | None = None
         layout.files.remove(stop_file(layout, sweep))
@@ -239,7 +270,9 @@ class TuneSession:
             self._layout.files.remove(stop_file(self._layout, self._sweep))
 
 
-def _tuner(search: _LegSearch, execution: SweepExecution, scratch: Path, listener: Listener) -> tune.Tuner:
+def _tuner(
+    search: _LegSearch, execution: SweepExecution, scratch: Path, callbacks: Sequence[tune.Callback]
+) -> tune.Tuner:
     def resources(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
         bundle = {"CPU": config["cpus"], **({"GPU": config["gpus"]} if config["gpus"] else {})}
         return tune.PlacementGroupFactory([bundle])
@@ -252,6 +285,6 @@ def _tuner(search: _LegSearch, execution: SweepExecution, scratch: Path, listene
             storage_path=str(scratch),
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=execution.retries),
-            callbacks=[_Relay(search, listener)],
+            callbacks=list(callbacks),
         ),
     )

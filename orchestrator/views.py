@@ -45,16 +45,23 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
             where c.asked""",
         # Of two versions of one evaluator, a sweep is asked about the newer only.
         "evaluations": """
-            with current_asked as (
+            with several as (
+                select sweep, evaluator from asked join latest using (sweep, revision)
+                group by all having min(evaluator_version) < max(evaluator_version)
+            ), newest as (
+                select sweep, segment, evaluator, settings_digest, max(evaluator_version) as newest
+                from asked join latest using (sweep, revision) semi join several using (sweep, evaluator) group by all
+            ), current_asked as (
                 select a.* from asked a join latest using (sweep, revision)
-                qualify a.evaluator_version
-                    = max(a.evaluator_version) over (partition by sweep, segment, evaluator, settings_digest)
-            ), chain as (
-                select c.*, bool_or(coalesce(s.state, '') = 'diverged')
-                    over (partition by sweep, revision, trial order by position) as lost
-                from chains c left join segments s on s.segment = c.segment
+                left join newest n using (sweep, segment, evaluator, settings_digest)
+                where n.newest is null or n.newest = a.evaluator_version
+            ), fell as (
+                select c.sweep, c.revision, c.trial, min(c.position) as position
+                from chains c join segments s on s.segment = c.segment where s.state = 'diverged' group by all
             ), lost as (
-                select sweep, revision, segment from chain group by all having bool_or(lost)
+                select distinct c.sweep, c.revision, c.segment from chains c
+                join fell f on (f.sweep, f.revision, f.trial) = (c.sweep, c.revision, c.trial)
+                where c.position >= f.position
             ), measured as (
                 select distinct checkpoint, evaluator, settings_digest, evaluator_version from metrics
             ), failed as (

@@ -23,7 +23,8 @@ from orchestrator.query import Store
 from orchestrator.store.copies import put_corpus
 from orchestrator.store.files import folder_of
 from orchestrator.store.inbox import list_units
-from orchestrator.store.layout import create_or_open
+from orchestrator.store.layout import StoreLayout, create_or_open
+from orchestrator.store.live import read_live
 from orchestrator.store.verify import verify
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -215,9 +216,13 @@ def test_stops_and_a_killed_trial_leave_the_results_of_an_undisturbed_session(
     process = start(store, "run", str(sweep_file))
     for signal_number, more in ((signal.SIGINT, 14), (signal.SIGTERM, 4)):
         assert wait_for_files(process, store, files_in(store) + more)
+        live = read_live(StoreLayout(store), "flow")
+        assert live is not None
+        assert (live[0].pid, live[0].machine.cpus) == (process.pid, len(os.sched_getaffinity(0)))
         process.send_signal(signal_number)
         printed = finish(process, expected=130)
         assert f"continue: geosweep resume flow --store {store}" in printed
+        assert read_live(StoreLayout(store), "flow") is None
         process = start(store, "resume", "flow")
     kill_a_trainer(process)
     finish(process)

@@ -27,18 +27,19 @@ ORDER = {
         "__main__"
     ),
     "orchestrator": (
-        "spec presets identity sharing plan retention machines cost lint changes schema store corpora views query legs "
-        "standing attempt tune evals garbage preview planpage bench progress run imports backfill status trialpage "
-        "statistics study report bundle reference cli __main__"
+        "spec trackers presets identity sharing plan retention machines cost lint changes schema store corpora views "
+        "query legs standing activity attempt tracking tune evals garbage preview planpage bench progress run imports "
+        "backfill status trialpage statistics study report bundle reference cli __main__"
     ),
     "orchestrator.report": "style figures effects matrices tables page",
     "orchestrator.store": (
-        "durable files copies layout leases checkpoints inbox tables committer registry sweeps verify"
+        "durable files copies layout leases live checkpoints inbox tables committer registry sweeps verify"
     ),
 }
 
 RAY_ALLOWED = {
     "orchestrator/tune.py",
+    "orchestrator/tracking.py",
     "orchestrator/evals.py",
     "orchestrator/run.py",
     "cluster/connect.py",

@@ -521,3 +521,17 @@ def test_output_to_files(tmp_path: Path) -> None:
         written(ODD, "jsn")  # type: ignore[arg-type]
     with pytest.raises(EnvironmentFault, match="the answer was not saved"):
         write_result(ODD, "csv", tmp_path / "nowhere" / "answer.csv")
+
+
+def test_a_kept_view_answers_alike_until_the_store_is_looked_at_again(layout: StoreLayout, study: Store) -> None:
+    before = study.sql("select * from owed order by all").rows()
+    cells = study.sql("select * from cells order by all").rows()
+    study.keep("evaluations")
+    assert study.sql("select * from owed order by all").rows() == before
+    assert study.sql("select * from cells order by all").rows() == cells
+    ready = next(owed for owed in before if owed["ready"])
+    names = ("checkpoint", "evaluator", "settings_digest", "evaluator_version", "segment", "tokens")
+    publish(layout, "failures", [row("failures", **{name: ready[name] for name in names}, reason="broken")])
+    assert study.sql("select * from owed order by all").rows() == before
+    assert study.refresh()
+    assert ready not in study.sql("select * from owed").rows()

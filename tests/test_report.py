@@ -29,7 +29,7 @@ from trainers.errors import InputError
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WIDTHS = {"desktop": 1280, "phone": 390}
-# CI keeps what lies here.
+# CI keeps what lies here: .ci/run names the folder.
 ARTEFACTS = Path(os.environ.get("GEOSWEEP_ARTEFACTS", Path(__file__).parent.parent / ".cache" / "screenshots"))
 
 
@@ -234,6 +234,8 @@ def test_the_page_draws_every_figure_asks_nothing_of_the_network_and_shows_toolt
             assert marks > 1, (figure.key, place)
     assert hovered_trial(browser, "rank-and-loss-0") in set(report.study.cells["trial"])
     save_screenshot(browser, f"report-{device}.png", WIDTHS[device])
+    if device == "desktop":
+        save_print(browser, "report.pdf")
 
 
 def requests(browser: webdriver.Chrome) -> set[str]:
@@ -253,6 +255,15 @@ def hovered_trial(browser: webdriver.Chrome, panel: str) -> str:
         lambda driver: driver.find_element(By.CSS_SELECTOR, "#vg-tooltip-element.visible")
     )
     return str(tooltip.find_element(By.CSS_SELECTOR, "td.value").text)
+
+
+def save_print(browser: webdriver.Chrome, name: str) -> None:
+    """The page as it is printed on A4."""
+    printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True, "preferCSSPageSize": True})
+    data = base64.b64decode(printed["data"])
+    assert data.startswith(b"%PDF")
+    ARTEFACTS.mkdir(parents=True, exist_ok=True)
+    (ARTEFACTS / name).write_bytes(data)
 
 
 def save_screenshot(browser: webdriver.Chrome, name: str, width: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -14,12 +15,14 @@ import pytest
 from conftest import SECRET
 from store_rows import metric_row, row
 from test_attempt import begin, never, only_leg, planned, stored, train
+from test_live import MACHINE
 
+from orchestrator.activity import Activity
 from orchestrator.evals import Ledger, StoreEvaluations, metric_rows
 from orchestrator.garbage import find_garbage
 from orchestrator.legs import Leg
 from orchestrator.query import Store
-from orchestrator.store import checkpoints, registry
+from orchestrator.store import checkpoints, live, registry
 from orchestrator.store.checkpoints import fetch_checkpoint, remove_leftovers
 from orchestrator.store.committer import only_committer
 from orchestrator.store.copies import put_corpus
@@ -27,6 +30,7 @@ from orchestrator.store.files import folder_of
 from orchestrator.store.inbox import StoreConflict, list_units, publish
 from orchestrator.store.layout import StoreLayout, create_or_open, open_existing
 from orchestrator.store.leases import Lease
+from orchestrator.store.live import LiveSession, read_live, telling
 from orchestrator.store.tables import read_rows
 from orchestrator.store.verify import verify
 from trainers.checkpoint import CURVE, STATE, WEIGHTS, verify_checkpoint
@@ -85,6 +89,24 @@ def test_of_two_contenders_one_holds_a_lease_until_it_is_silent_or_lets_go(layou
     assert (first.hold(), second.hold()) == (True, False)
     first.release()
     assert (second.hold(), first.hold()) == (True, False)
+
+
+def test_what_a_session_does_is_seen_on_another_machine(layout: StoreLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    activity = Activity("small", (), lambda: MACHINE)
+    told = threading.Event()
+
+    def look(beat: int) -> LiveSession:
+        if beat:
+            told.set()
+        return activity.look(beat)
+
+    monkeypatch.setattr(live, "BEAT_S_REMOTE", 0.01)
+    with telling(layout, "small", look, pytest.fail):
+        assert told.wait(30)
+        found = read_live(on_another_machine(layout, monkeypatch), "small")
+        assert found is not None
+        assert (found[0].pid, found[0].machine.cpus_held) == (os.getpid(), 3)
+    assert read_live(layout, "small") is None
 
 
 def test_a_leg_is_trained_on_two_machines_with_the_bits_of_one(

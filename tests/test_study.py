@@ -13,13 +13,16 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from study_store import DOMAINS, make_study_store
 from test_cli import geosweep
 
+from orchestrator import status
 from orchestrator.bundle import TABLES, write_bundle
 from orchestrator.query import Store
+from orchestrator.report import tables
 from orchestrator.statistics import recipe_keys
-from orchestrator.study import Study, findings, read_study, relative_learning_rates
+from orchestrator.study import Study, as_json, findings, read_study, relative_learning_rates
 from trainers.errors import InputError
 
 
@@ -115,6 +118,30 @@ def test_a_misspelt_sweep_gets_the_nearest_name_and_no_traceback(root: Path, com
     assert "nearest is 'study'" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("finished", "diverged"), [(0, ()), (1, ()), (3, (0, 1, 2))])
+def test_statistics_bundle_and_status_of_a_sweep_with_little_say_what_is_missing(
+    tmp_path: Path, finished: int, diverged: tuple[int, ...]
+) -> None:
+    root, out = tmp_path / "store", Console(file=io.StringIO(), width=160)
+    make_study_store(root, scales=("4M",), batches=(32,), checkpoints=2, finished=finished, diverged=diverged)
+    with Store(root) as store:
+        study = read_study(store, root, "study")
+        found = findings(study)
+        tables.show(study, found, out)
+        answer = json.loads(json.dumps(as_json(study, found), allow_nan=False))
+        write_bundle(store, root, "study", tmp_path / "bundle.zip")
+        (sweep,) = status.read_status(store, "study")
+        status.show([sweep], out)
+    assert answer["counts"]["asked"] == sum(sweep.states.values())
+    assert answer["counts"]["states"].get("diverged", 0) == len(diverged) == sweep.states.get("diverged", 0)
+    text = out.file.getvalue()  # type: ignore[attr-defined]
+    assert f"{len(diverged)} segments diverged, which is a result: the loss is nan" in text or not diverged
+    with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
+        assert b"## Not in this bundle" in archive.read("study/README.md")
+        missing = list(csv.DictReader(io.StringIO(archive.read("study/tables/missing_cells.csv").decode())))
+    assert len(missing) == answer["counts"]["asked"] - sweep.states.get("complete", 0)
 
 
 def test_the_bundle_holds_tables_figures_sweep_file_and_digests_and_is_the_same_each_time(

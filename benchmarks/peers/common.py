@@ -6,7 +6,7 @@ import json
 import resource
 import statistics
 import sys
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,30 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def report(given: Given, step_s: Sequence[float], losses: Sequence[float], mib_before: float) -> None:
-    """Print the measurement as one line of JSON: the median step without the first ones, which warm up."""
+class Clock:
+    """When each step ended, by the wall clock and by the CPU time of this process, and its loss."""
+
+    def __init__(self) -> None:
+        self._ends = [(time.perf_counter(), time.process_time())]
+        self.losses: list[float] = []
+
+    def tick(self) -> None:
+        self._ends.append((time.perf_counter(), time.process_time()))
+
+    def seconds(self, kind: int) -> float:
+        """The median step, without the first ones, which warm up; kind 0: wall, 1: CPU."""
+        steps = [after[kind] - before[kind] for before, after in zip(self._ends, self._ends[1:], strict=False)]
+        return statistics.median(steps[WARM_STEPS:])
+
+
+def report(given: Given, clock: Clock, mib_before: float) -> None:
+    """Print the measurement as one line of JSON."""
+    tokens = given.recipe.tokens_per_step
     answer = {
-        "tokens_per_s": given.recipe.tokens_per_step / statistics.median(step_s[WARM_STEPS:]),
+        "tokens_per_s": tokens / clock.seconds(0),
+        "tokens_per_cpu_s": tokens / clock.seconds(1),
         "mib": _gpu_mib() if given.device != "cpu" else peak_mib() - mib_before,
-        "losses": list(losses),
+        "losses": clock.losses,
     }
     print(json.dumps(answer))
 

@@ -3,13 +3,11 @@ THREADS DEVICE."""
 
 from __future__ import annotations
 
-import time
-
 import torch
 import transformers.models.llama.modeling_llama  # noqa: F401  counted with the imports
 from torch.nn.utils import clip_grad_norm_
 
-from benchmarks.peers.common import arguments, hugging_face_model, peak_mib, report, sequences_of
+from benchmarks.peers.common import Clock, arguments, hugging_face_model, peak_mib, report, sequences_of
 
 
 def main() -> None:
@@ -26,9 +24,8 @@ def main() -> None:
         eps=settings.eps,
         weight_decay=settings.weight_decay,
     )
-    step_s, losses = [], []
+    clock = Clock()
     for step in range(given.steps):
-        started = time.perf_counter()
         ids = torch.from_numpy(sequences.read(step * recipe.batch_size, recipe.batch_size)).to(given.device)
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
             loss = model(input_ids=ids, labels=ids).loss
@@ -36,9 +33,9 @@ def main() -> None:
         clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
-        step_s.append(time.perf_counter() - started)
-    report(given, step_s, losses, before)
+        clock.losses.append(loss.item())
+        clock.tick()
+    report(given, clock, before)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import transformers.models.llama.modeling_llama  # noqa: F401  counted with the 
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.peers.common import arguments, hugging_face_model, peak_mib, report, sequences_of
+from benchmarks.peers.common import Clock, arguments, hugging_face_model, peak_mib, report, sequences_of
 from trainers.batches import TrainingSequences
 
 
@@ -27,23 +26,18 @@ class InOrder(IterableDataset[dict[str, torch.Tensor]]):
             yield {"input_ids": ids, "labels": ids}
 
 
-class Clock(TrainerCallback):  # type: ignore[misc]
-    """When each step ended, and its loss as the Trainer logs it."""
+class Ticks(TrainerCallback):  # type: ignore[misc]
+    """Tells the clock when each step ended, and its loss as the Trainer logs it."""
 
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-        self.losses: list[float] = []
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        if not self.ends:
-            self.ends.append(time.perf_counter())
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.ends.append(time.perf_counter())
+        self._clock.tick()
 
     def on_log(self, _arguments: Any, _state: Any, _control: Any, logs: dict[str, float], **__: Any) -> None:
         if "loss" in logs:
-            self.losses.append(float(logs["loss"]))
+            self._clock.losses.append(float(logs["loss"]))
 
 
 def main() -> None:
@@ -75,11 +69,10 @@ def main() -> None:
             disable_tqdm=True,
         ),
         train_dataset=InOrder(sequences),
-        callbacks=[clock],
+        callbacks=[Ticks(clock)],
     )
     trainer.train()
-    step_s = [after - start for start, after in zip(clock.ends, clock.ends[1:], strict=False)]
-    report(given, step_s, clock.losses, before)
+    report(given, clock, before)
 
 
 if __name__ == "__main__":

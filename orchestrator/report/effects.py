@@ -124,7 +124,7 @@ def _effect_panel(study: Study, key: str, axis: str, metric: str, order: Sequenc
         thin.mark_line(strokeWidth=0.8, opacity=0.35),
         thin.mark_point(filled=True, size=18, opacity=0.55).encode(tooltip=hints),
         thick.mark_line(strokeWidth=3, opacity=0.95),
-    ).properties(width="container", height=220, title=f"change of {style.label(study, metric)}")
+    ).properties(width="container", height=220, title=style.panel_title(study, metric, "change of"))
 
 
 # --- counter-examples -----------------------------------------------------------------------------------------------

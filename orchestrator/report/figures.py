@@ -111,7 +111,7 @@ def _cell_points(study: Study, key: str, x: str, y: str, budgets: Sequence[str],
             ),
             tooltip=style.tooltips(names, titles),
         )
-        .properties(title=titles[y])
+        .properties(title=style.panel_title(study, y))
     )
     return chart
 
@@ -177,7 +177,7 @@ def _outcome_points(study: Study, key: str, x: str, outcome: str, *, legend: boo
             color=style.size_colour(study, legend=legend),
             tooltip=style.tooltips(["trial", "scale", x, "value"], titles),
         )
-        .properties(height=190, title=titles["value"])
+        .properties(height=190, title=style.panel_title(study, outcome))
     )
     return chart
 
@@ -234,7 +234,7 @@ def _lines(study: Study, key: str, metric: str, layout: str, place: int) -> Pane
         tooltip=style.tooltips(["trial", "scale", "layout", "tokens", metric], titles)
     )
     return alt.layer(base.mark_line(strokeWidth=1), points.add_params(chosen)).properties(
-        width="container", height=style.HEIGHT, title=f"{layout}: {titles[metric]}"
+        width="container", height=style.HEIGHT, title=style.titled(titles[metric], layout)
     )
 
 

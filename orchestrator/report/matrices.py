@@ -218,7 +218,10 @@ def _dots(key: str, form: str, names: Sequence[str], order: Sequence[str]) -> Pa
         tooltip=[*style.tooltips(["predictor", "outcome"], {}), *hints, *style.tooltips(["n", "recipes"], {})],
     )
     zero = zero_line().mark_rule(color=style.FAINT, strokeDash=[3, 3]).encode(x=alt.XDatum(0))
-    return alt.layer(zero, bars, dots).properties(width="container", height=36 * len(order), title=FORMS[form])
+    words, _, held = FORMS[form].partition(": ")
+    return alt.layer(zero, bars, dots).properties(
+        width="container", height=36 * len(order), title=style.titled(words, held)
+    )
 
 
 def _span(values: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from orchestrator.statistics import SIZE
 from orchestrator.study import RELATIVE_LR, Study
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe & Ito 2008
-INK, FAINT = "#1f2933", "#9aa5b1"
+INK, SOFT, FAINT = "#1f2933", "#52606d", "#9aa5b1"
 HEIGHT = 250
 TOKENS_AXIS = alt.Axis(labelExpr="replace(format(datum.value, '~s'), 'G', 'B')", labelSeparation=14)
 
@@ -61,6 +61,18 @@ def label(study: Study, name: str, *, unit: bool = True) -> str:
         words += " of W"
     where = f" on {measure.dataset}" if measure.dataset else ""
     return f"{words}{where} ({measure.unit})" if unit and measure.unit != "1" else f"{words}{where}"
+
+
+def panel_title(study: Study, name: str, before: str = "") -> alt.TitleParams:
+    """A metric as the title of a panel, its unit below: both fit a phone. before: "change of" """
+    unit = study.measures[name].unit
+    words = f"{before} {label(study, name, unit=False)}".strip()
+    return titled(words, "" if unit == "1" else unit)
+
+
+def titled(words: str, below: str) -> alt.TitleParams:
+    """A panel's title in two lines."""
+    return alt.TitleParams(text=words, subtitle=below, subtitleColor=SOFT, subtitleFontSize=11)
 
 
 def axis_label(name: str) -> str:

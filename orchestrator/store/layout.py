@@ -26,8 +26,8 @@ from orchestrator.store.durable import make_folder, storage_faults
 from orchestrator.store.files import Files, LocalFiles, files_of, new_temporary
 from trainers.errors import EnvironmentFault, InputError, nearest
 
-_FOLDERS = ("sweeps", "corpora", "checkpoints", "inbox", "tables", "export", "leases", "temporary")
-_LATER_FOLDERS = ("conflicts",)  # made by the fold
+_FOLDERS = ("sweeps", "corpora", "checkpoints", "inbox", "tables", "export", "leases", "live", "temporary")
+_LATER_FOLDERS = ("conflicts", "track")  # made by the fold and by trackers
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,159}")
 _LEFTOVER_AGE_S = 86_400
 
@@ -96,6 +96,14 @@ class StoreLayout:
 
     def lease(self, what: str) -> Path:
         return self.root / "leases" / f"{safe_name(what, 'lease')}.json"
+
+    def live(self, sweep: str) -> Path:
+        """What the session of a sweep does now; there while one is at work, or was killed."""
+        return self.root / "live" / f"{safe_name(sweep, 'sweep')}.json"
+
+    def tracker(self, name: str) -> Path:
+        """Where a tracker puts its files, if it has no place of its own."""
+        return self.root / "track" / safe_name(name, "tracker")
 
     def temporary(self) -> Path:
         """A path that nobody else uses, on this machine's part of the store, in a folder that no reader scans."""
