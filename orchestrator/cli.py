@@ -543,6 +543,7 @@ def store_gc(
     """Remove checkpoints and optimizer states that no sweep in the store keeps, continues from or owes a number."""
     from orchestrator.garbage import find_garbage, remove
     from orchestrator.run import only_driver
+    from orchestrator.store.checkpoints import remove_leftovers
     from orchestrator.store.layout import create_or_open, open_existing
 
     layout = create_or_open(open_existing(store).root)
@@ -550,7 +551,10 @@ def store_gc(
         garbage = find_garbage(layout)
         for item in garbage:
             out.print(f"{item.path.relative_to(layout.root)}: {item.bytes:,} bytes", markup=False)
+        leftovers = 0
         if not dry_run:
             remove(layout, garbage)
+            leftovers = remove_leftovers(layout)
     total = sum(item.bytes for item in garbage)
-    out.print(f"{len(garbage)} {'would go' if dry_run else 'removed'}, {total:,} bytes")
+    unfinished = f"; {leftovers} unfinished objects of attempts that died" * bool(leftovers)
+    out.print(f"{len(garbage)} {'would go' if dry_run else 'removed'}, {total:,} bytes{unfinished}")

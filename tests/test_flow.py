@@ -254,6 +254,7 @@ def test_stops_a_killed_trial_and_evaluators_that_stand_still_leave_the_results_
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 def test_a_session_on_s3_that_is_killed_is_resumed_on_another_machine_with_the_bits_of_a_local_one(
     s3_store: str, corpus: Path, sweep_file: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +278,7 @@ def test_a_session_on_s3_that_is_killed_is_resumed_on_another_machine_with_the_b
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 def test_a_session_on_a_full_disk_waits_and_goes_on_with_the_same_results(
     tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
 ) -> None:
