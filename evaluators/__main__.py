@@ -16,15 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import yaml
 from rich.console import Console
 from rich.table import Table
 
+from evaluators.compare import unembedding_similarity
 from evaluators.config import (
     EVALUATOR_SETTINGS,
     EVALUATOR_VERSIONS,
     EvaluatorSettings,
     FinetuneSettings,
+    entry_from,
     settings_from,
 )
 from evaluators.evaluate import evaluate, fine_tune_checkpoint
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _set_threads(given.threads)
         asked = _settings(given)
         values = _kept(given, asked) if given.keep else [v for settings in asked for v in _evaluated(given, settings)]
+        if given.against:
+            values = [*values, *unembedding_similarity(given.checkpoint, given.against)]
     except GeosweepError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -76,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     entry = "an evaluation as in a sweep file: '{evaluator: finetune, ...}'"
     parser.add_argument("--settings", action="append", metavar="YAML", help=entry)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="write the model of the one finetune of --settings")
+    parser.add_argument("--against", type=Path, metavar="CHECKPOINT", help="also compare both unembeddings")
     parser.add_argument("--tokens-per-domain", type=int, help="of the losses, a whole number of contexts")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
@@ -92,7 +96,7 @@ def _set_threads(threads: int) -> None:
 def _settings(given: argparse.Namespace) -> list[EvaluatorSettings]:
     """One entry per evaluator asked for; without any, geometry and the losses that can be had."""
     if given.settings:
-        return [settings_from(_entry(text)) for text in given.settings]
+        return [settings_from(entry_from(text, "--settings")) for text in given.settings]
     recipe = read_manifest(given.checkpoint).recipe
     suite = given.suite or (recipe.data.corpus if recipe else None)
     asked = given.evaluator or ["geometry", "loss"]
@@ -108,16 +112,6 @@ def _those_of(evaluator: str, chosen: Mapping[str, object]) -> dict[str, object]
     """What was chosen, of the fields that the evaluator has."""
     fields = EVALUATOR_SETTINGS[evaluator].model_fields
     return {name: value for name, value in chosen.items() if value is not None and name in fields}
-
-
-def _entry(text: str) -> Mapping[str, object]:
-    try:
-        entry = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"--settings {text}: is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(entry, dict):
-        raise InputError(f"--settings {text}: no mapping such as {{evaluator: geometry}}")
-    return entry
 
 
 def _table(title: str, values: Sequence[MetricValue]) -> Table:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
+import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
@@ -221,6 +222,17 @@ def settings_from(values: Mapping[str, object]) -> AnySettings:
     except ValidationError as error:
         problems = [_problem(name, detail) for detail in error.errors()]
         raise InputError(f"evaluator '{name}': {len(problems)} problem{'s'[: len(problems) > 1]}", problems) from None
+
+
+def entry_from(text: str, option: str) -> Mapping[str, object]:
+    """The mapping that an option of a command line holds as YAML, such as {group_size: 32}; else InputError."""
+    try:
+        entry = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{option} {text}: is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(entry, dict):
+        raise InputError(f"{option} {text}: no mapping such as {{evaluator: geometry}}")
+    return entry
 
 
 def _problem(evaluator: str, detail: ErrorDetails) -> str:

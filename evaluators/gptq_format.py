@@ -27,12 +27,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from evaluators.config import LossSettings, QuantizeSettings
+from evaluators.config import LossSettings, QuantizeSettings, settings_from
 from evaluators.hub import corpus_tokenizer, folder_beside
 from evaluators.loss import suite_losses
 from evaluators.quantize import Calibration, blocks, gptq_model, group_columns, open_calibration
 from evaluators.suites import Suite, open_suite
 from trainers.checkpoint import load_model, read_manifest
+from trainers.config import Recipe
 from trainers.errors import EnvironmentFault, InputError
 
 LARGEST_DIFFERENCE = 1e-3  # nats a token, of the packed model's loss from that of quantize.py, on any evaluation set
@@ -48,6 +49,24 @@ class Difference:
     packed: float
 
 
+def export_settings(checkpoint_dir: Path, bits: int, changes: Mapping[str, object]) -> QuantizeSettings:
+    """Settings of `quantize` for an export: losses on the corpus of the training, else the defaults, but for `changes`.
+
+    raises   InputError for an imported model, and with every faulty field
+    """
+    trained_on = _recipe(checkpoint_dir).data.corpus
+    settings = settings_from({"suite": trained_on, **changes, "evaluator": "quantize", "bits": [bits]})
+    assert isinstance(settings, QuantizeSettings)
+    return settings
+
+
+def _recipe(checkpoint_dir: Path) -> Recipe:
+    recipe = read_manifest(checkpoint_dir).recipe
+    if recipe is None:
+        raise InputError(f"{checkpoint_dir}: an imported model, export it from where it came")
+    return recipe
+
+
 def export_gptq(
     checkpoint_dir: Path, target: Path, settings: QuantizeSettings, bits: int, *, corpora: Path, environment: Path
 ) -> list[Difference]:
@@ -59,9 +78,7 @@ def export_gptq(
     raises        InputError if target exists, the environment does not, the format cannot hold a matrix or the
                   settings, or a loss differs by more than LARGEST_DIFFERENCE; EnvironmentFault if the child fails
     """
-    recipe = read_manifest(checkpoint_dir).recipe
-    if recipe is None:
-        raise InputError(f"{checkpoint_dir}: an imported model, export it from where it came")
+    recipe = _recipe(checkpoint_dir)
     network = load_model(checkpoint_dir).eval()
     _refuse(target, environment, network, settings, bits)
     suite = open_suite(settings.suite, corpora, recipe.data)
@@ -78,8 +95,11 @@ def export_gptq(
         _quantise_in_child(folder, calibration, request, environment)
         packed = folder / "packed"
         _name_head_as_on_disk(packed, network)
-        differences = _differences(network, packed, suite, calibration, settings, bits)
-        _refuse_different(target, differences)
+        expected, found = copy.deepcopy(network), network
+        gptq_model(expected, calibration.ids, bits, settings)
+        load_packed(found, packed, bits)
+        differences = _differences(expected, found, suite, settings, recipe.model.context)
+        _refuse_different(target, differences, expected, found)
         packed.rename(target)
     return differences
 
@@ -169,17 +189,8 @@ def _name_head_as_on_disk(packed: Path, network: PreTrainedModel) -> None:
 
 
 def _differences(
-    network: PreTrainedModel,
-    packed: Path,
-    suite: Suite,
-    calibration: Calibration,
-    settings: QuantizeSettings,
-    bits: int,
+    expected: PreTrainedModel, found: PreTrainedModel, suite: Suite, settings: QuantizeSettings, context: int
 ) -> list[Difference]:
-    expected, found = copy.deepcopy(network), copy.deepcopy(network)
-    gptq_model(expected, calibration.ids, bits, settings)
-    load_packed(found, packed, bits)
-    context = calibration.ids.shape[1]
     asked = LossSettings(suite=settings.suite, tokens_per_domain=settings.tokens_per_domain)
     pairs = zip(*(suite_losses(n, suite, asked, context, "cpu") for n in (expected, found)), strict=True)
     return [
@@ -189,7 +200,9 @@ def _differences(
     ]
 
 
-def _refuse_different(target: Path, differences: list[Difference]) -> None:
+def _refuse_different(
+    target: Path, differences: list[Difference], expected: PreTrainedModel, found: PreTrainedModel
+) -> None:
     problems = [
         f"{d.dataset}: {d.packed:.5f}, {d.expected:.5f} was measured"
         for d in differences
@@ -199,8 +212,28 @@ def _refuse_different(target: Path, differences: list[Difference]) -> None:
         raise InputError(
             f"{target}: the packed model has another loss than the measured one (by more than {LARGEST_DIFFERENCE:g} "
             f"nats a token), nothing was exported",
-            problems,
+            [*problems, _tipped(expected, found)],
+            "take a group_size (32 keeps such errors inside a group) or more bits",
         )
+
+
+def _tipped(expected: PreTrainedModel, found: PreTrainedModel) -> str:
+    """Why two GPTQs of one model differ: where a weight lies midway between two levels the last bit decides.
+
+    Each such weight changes the inputs of all matrices after it, and few bits and long rows make the steps large. What
+    the format itself rounds, the scales to 16 bits, is 2^-11 of a weight and moves a loss by 1e-5.
+    """
+    before, after = _matrices(expected), _matrices(found)
+    moved = {
+        name: int(((before[name].weight - after[name].weight).abs() > before[name].weight.abs() * 2**-9).sum())
+        for name in before
+    }
+    first = next((name for name, count in moved.items() if count), "none")
+    weights = sum(matrix.weight.numel() for matrix in before.values())
+    return (
+        f"gptqmodel put {sum(moved.values()):,} of {weights:,} weights on another level, {first} the first: a weight "
+        f"midway between two levels tips with the last bit of a sum, and what is quantised after it follows"
+    )
 
 
 # ---- reading the format ----------------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ _GODEY = "Godey, de la Clergerie & Sagot, COLM 2024"
 _ETHAYARAJH = "Ethayarajh, EMNLP 2019"
 _VERSHYNIN = "Rudelson & Vershynin, J. ACM 2007"
 _RUDMAN = "Rudman et al., Findings of ACL 2022"
+_KORNBLITH = "Kornblith et al., ICML 2019"
 _GAO = "Gao et al. 2017, bioRxiv 214262"
 _FRANTAR = "Frantar et al., ICLR 2023 (GPTQ)"
 _TUNED = "Kulkarni et al. 2026, arXiv 2602.20433"
@@ -170,7 +171,14 @@ _OF_HIDDEN_STATES = tuple(
     if not metric.name.endswith("_padded")
 )
 
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*_GEOMETRY, *_OF_HIDDEN_STATES, *_LOSSES)}
+_OF_PAIRS = (
+    _described("linear_cka", "1", _KORNBLITH, "centred kernel alignment of two unembeddings"),
+    _described("largest_principal_angle", "radians", _LINEAR_ALGEBRA, "between the column spaces of two unembeddings"),
+)
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric for metric in (*_GEOMETRY, *_OF_HIDDEN_STATES, *_LOSSES, *_OF_PAIRS)
+}
 
 
 def metric_value(

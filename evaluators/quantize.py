@@ -21,7 +21,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from evaluators.config import LossSettings, QuantizeSettings
 from evaluators.loss import suite_losses
@@ -58,6 +59,7 @@ GROUPS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "olmo": _LLAMA_GROUPS,
     "olmo2": _LLAMA_GROUPS,
     "gpt_neox": _NEOX_GROUPS,
+    "gpt2": (("attn.c_attn",), ("attn.c_proj",), ("mlp.c_fc",), ("mlp.c_proj",)),
 }
 """By transformers' model_type: the matrices of a block, those with the same input together, in order of their use."""
 
@@ -217,7 +219,8 @@ def round_model(network: PreTrainedModel, bits: int, settings: QuantizeSettings)
     for block in blocks(network):
         for _, matrices in _groups(network, block):
             for matrix in matrices:
-                matrix.weight.copy_(round_to_nearest(matrix.weight, bits, settings))
+                weight_OI = weight_of(matrix)
+                weight_OI.copy_(round_to_nearest(weight_OI, bits, settings))
 
 
 @torch.no_grad()
@@ -236,12 +239,12 @@ def gptq_model(
         for name, matrices in _groups(network, block):
             hessian_II = _input_hessian(block, matrices[0], inputs)
             done.append(_gptq_group(f"{number}.{name}", matrices, hessian_II, bits, settings))
-        inputs = [(block(hidden_STD, **others), others) for hidden_STD, others in inputs]
+        inputs = [replace(one, hidden=one.given_to(block)) for one in inputs]
     return done
 
 
 def _gptq_group(
-    name: str, matrices: Sequence[nn.Linear], hessian_II: Tensor, bits: int, settings: QuantizeSettings
+    name: str, matrices: Sequence[nn.Module], hessian_II: Tensor, bits: int, settings: QuantizeSettings
 ) -> QuantisedGroup:
     try:
         curvature = curvature_of(hessian_II, settings)
@@ -249,10 +252,11 @@ def _gptq_group(
         raise InputError(
             f"block {name}: {error.headline}", next_step="set a larger damp or other calibration"
         ) from None
-    weight_OI = torch.cat([matrix.weight for matrix in matrices])
+    weights = [weight_of(matrix) for matrix in matrices]
+    weight_OI = torch.cat(weights)
     quantised_OI = gptq(weight_OI, curvature, bits, settings)
-    for matrix, part in zip(matrices, torch.split(quantised_OI, [len(m.weight) for m in matrices]), strict=True):
-        matrix.weight.copy_(part)
+    for part_OI, quantised in zip(weights, torch.split(quantised_OI, list(map(len, weights))), strict=True):
+        part_OI.copy_(quantised)
     return QuantisedGroup(
         name=name,
         matrices=len(matrices),
@@ -266,28 +270,48 @@ def _gptq_group(
 
 def blocks(network: PreTrainedModel) -> Sequence[nn.Module]:
     """The blocks of the network, in order."""
-    layers: Sequence[nn.Module] = body(network).layers  # type: ignore[assignment]  # every family of GROUPS has it
+    inner = body(network)
+    layers: Sequence[nn.Module] = inner.h if network.config.model_type == "gpt2" else inner.layers  # type: ignore[assignment]
     return layers
 
 
-def _groups(network: PreTrainedModel, block: nn.Module) -> Iterator[tuple[str, list[nn.Linear]]]:
+def weight_of(matrix: nn.Module) -> Tensor:
+    """The weight of a linear map as (O, I), not a copy; GPT-2 keeps it the other way round."""
+    weight: Tensor = matrix.weight  # type: ignore[assignment]  # every matrix of GROUPS has one
+    return weight.T if isinstance(matrix, Conv1D) else weight
+
+
+def _groups(network: PreTrainedModel, block: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
     kind = network.config.model_type
     if kind not in GROUPS:
         raise InputError(f"models of type '{kind}' cannot be quantised; allowed: {', '.join(GROUPS)}")
     for names in GROUPS[kind]:
-        yield names[0], [block.get_submodule(name) for name in names]  # type: ignore[misc]  # they are linear maps
+        yield names[0], [block.get_submodule(name) for name in names]
 
 
 class _InputSeen(Exception):
     """No error: ends a forward pass where its rest is not needed."""
 
 
-def _first_inputs(network: PreTrainedModel, ids_ST: NDArray[np.int64]) -> list[tuple[Tensor, dict[str, Any]]]:
-    """What the first block is called with, a batch of sequences at a time: hidden states, and the rest by name."""
-    found: list[tuple[Tensor, dict[str, Any]]] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BlockInput:
+    """What a block is called with, a batch of sequences: hidden states (S, T, D), and the rest by place and by name."""
 
-    def keep(_: nn.Module, given: tuple[Tensor, ...], others: dict[str, Any]) -> None:
-        found.append((given[0], others))
+    hidden: Tensor
+    others: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    def given_to(self, block: nn.Module) -> Tensor:
+        made: Tensor = block(self.hidden, *self.others, **self.named)
+        return made
+
+
+def _first_inputs(network: PreTrainedModel, ids_ST: NDArray[np.int64]) -> list[_BlockInput]:
+    """What the first block is called with."""
+    found: list[_BlockInput] = []
+
+    def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        found.append(_BlockInput(hidden=given[0], others=given[1:], named=named))
         raise _InputSeen
 
     inner = body(network)
@@ -297,16 +321,17 @@ def _first_inputs(network: PreTrainedModel, ids_ST: NDArray[np.int64]) -> list[t
         for start in range(0, len(ids_ST), at_once):
             ids = torch.from_numpy(ids_ST[start : start + at_once]).to(network.device)
             with suppress(_InputSeen):
-                inner(input_ids=ids)
+                inner(input_ids=ids, use_cache=False)  # a cache would keep the keys of each pass for the next
     finally:
         hook.remove()
     return found
 
 
-def _input_hessian(block: nn.Module, matrix: nn.Linear, inputs: list[tuple[Tensor, dict[str, Any]]]) -> Tensor:
+def _input_hessian(block: nn.Module, matrix: nn.Module, inputs: Sequence[_BlockInput]) -> Tensor:
     """Sum over all positions of x x', x what the matrix is given: (I, I); float32 within a batch, float64 over them."""
-    size = matrix.in_features
-    hessian_II = torch.zeros(size, size, dtype=torch.float64, device=matrix.weight.device)
+    weight_OI = weight_of(matrix)
+    size = weight_OI.shape[1]
+    hessian_II = torch.zeros(size, size, dtype=torch.float64, device=weight_OI.device)
 
     def add(_: nn.Module, given: tuple[Tensor, ...]) -> None:
         x_NI = given[0].flatten(0, -2)
@@ -315,9 +340,9 @@ def _input_hessian(block: nn.Module, matrix: nn.Linear, inputs: list[tuple[Tenso
 
     hook = matrix.register_forward_pre_hook(add)
     try:
-        for hidden_STD, others in inputs:
+        for one in inputs:
             with suppress(_InputSeen):
-                block(hidden_STD, **others)
+                one.given_to(block)
     finally:
         hook.remove()
     return hessian_II

@@ -118,7 +118,7 @@ def _session(
             if address is not None:
                 require_visible_store(layout)
             layout.files.remove(stop_file(layout, sweep))
-            pool = EvaluationPool(layout, ledger, min(actors, owed))
+            pool = EvaluationPool(layout, ledger, min(actors, owed), committed)
             while pool.poll(committed) and not stopping.is_set() and not layout.files.exists(stop_file(layout, sweep)):
                 screen.counts(_counts(ledger, failures))
                 activity.evaluations(pool.at_work)

@@ -352,14 +352,42 @@ def export(
         Path, typer.Argument(help="its path in the store (column path of table checkpoints), or a folder")
     ],
     target: Annotated[Path, typer.Argument(help="folder to write; it must not exist")],
+    gptq: Annotated[
+        int | None, typer.Option(metavar="BITS", help="packed in the auto-gptq format: 2, 3, 4 or 8 bits a weight")
+    ] = None,
+    settings: Annotated[
+        str | None, typer.Option(metavar="YAML", help="of --gptq, as for evaluator quantize: '{group_size: 32}'")
+    ] = None,
+    environment: Annotated[
+        Path, typer.Option("--gptq-env", envvar="GEOSWEEP_GPTQ_ENV", help="with gptqmodel, from `make gptq-env`")
+    ] = Path(".cache/gptq-env"),
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Write a checkpoint as a folder that transformers' from_pretrained loads."""
     from evaluators.hub import export_model
     from orchestrator.store.checkpoints import named_checkpoint
 
-    export_model(named_checkpoint(store, checkpoint), target, store / "corpora")
-    out.print(f"{target}: AutoModelForCausalLM.from_pretrained('{target}') loads it", markup=False)
+    folder = named_checkpoint(store, checkpoint)
+    if gptq is not None:
+        _export_gptq(folder, target, gptq, settings or "{}", environment, store)
+    elif settings is not None:
+        raise InputError("--settings: of --gptq only, nothing was exported")
+    else:
+        export_model(folder, target, store / "corpora")
+        out.print(f"{target}: AutoModelForCausalLM.from_pretrained('{target}') loads it", markup=False)
+
+
+def _export_gptq(folder: Path, target: Path, bits: int, changes: str, environment: Path, store: Path) -> None:
+    from evaluators.config import entry_from
+    from evaluators.gptq_format import export_gptq, export_settings
+    from orchestrator.store.copies import fetch_corpus
+
+    settings = export_settings(folder, bits, entry_from(changes, "--settings"))
+    for name in settings.corpora:
+        fetch_corpus(store, name)
+    for loss in export_gptq(folder, target, settings, bits, corpora=store / "corpora", environment=environment):
+        out.print(f"{loss.dataset}: loss {loss.packed:.5f}, by evaluator quantize {loss.expected:.5f}", markup=False)
+    out.print(f"{target}: {bits} bits a weight in the auto-gptq format", markup=False)
 
 
 @app.command(name="eval")
@@ -590,6 +618,7 @@ def store_gc(
     """Remove checkpoints and optimizer states that no sweep in the store keeps, continues from or owes a number."""
     from orchestrator.driving import only_driver
     from orchestrator.garbage import find_garbage, remove
+    from orchestrator.store.checkpoints import remove_leftovers
     from orchestrator.store.layout import create_or_open, open_existing
 
     layout = create_or_open(open_existing(store).root)
@@ -597,7 +626,10 @@ def store_gc(
         garbage = find_garbage(layout)
         for item in garbage:
             out.print(f"{item.path.relative_to(layout.root)}: {item.bytes:,} bytes", markup=False)
+        leftovers = 0
         if not dry_run:
             remove(layout, garbage)
+            leftovers = remove_leftovers(layout)
     total = sum(item.bytes for item in garbage)
-    out.print(f"{len(garbage)} {'would go' if dry_run else 'removed'}, {total:,} bytes")
+    unfinished = f"; {leftovers} unfinished objects of attempts that died" * bool(leftovers)
+    out.print(f"{len(garbage)} {'would go' if dry_run else 'removed'}, {total:,} bytes{unfinished}")

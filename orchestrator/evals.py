@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import random
 import socket
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from evaluators.actors import EvaluationActor
 from evaluators.config import settings_from
@@ -34,6 +34,9 @@ from orchestrator.store.tables import StoredTable, read_rows
 from trainers.checkpoint import TOKENIZER, WEIGHTS, read_manifest
 from trainers.errors import EnvironmentFault
 
+Identity: TypeAlias = tuple[str, str, str, int]
+"""Checkpoint, evaluator, settings and version: the unit of `metrics` that the values of an evaluation are."""
+
 TRIES = 3  # of one evaluation in one session, when the machine breaks it
 
 
@@ -46,8 +49,7 @@ class OwedEvaluation:
     folder: str
 
     @property
-    def identity(self) -> tuple[str, str, str, int]:
-        """The unit of `metrics` that its values will be."""
+    def identity(self) -> Identity:
         asked = self.evaluation
         return (self.checkpoint, asked.evaluator, asked.settings_digest, asked.version)
 
@@ -56,51 +58,98 @@ class OwedEvaluation:
 
 
 class Ledger:
-    """Which evaluations are done, failed or owed. A checkpoint never changes, so its digest is read once."""
+    """Which evaluations are done, failed or owed, of all that are asked for.
+
+    The store is asked about an evaluation when its checkpoint is new here, and by `owed` about all of them. In between
+    the ledger is told (`settle`, `give_up`): one session at a time works on a store. A checkpoint never changes, so its
+    digest is read once.
+
+    asked         how many evaluations are asked for
+    done          those that have their values in the store, or could not be done
+    out_of_reach  those that are asked of checkpoints whose weights were not kept
+    """
 
     def __init__(self, layout: StoreLayout, evaluations: Iterable[Evaluation], *, retry_failed: bool = False) -> None:
         """evaluations: all that are asked for. retry_failed: those that could not be done are owed again"""
         self._layout = layout
         self._metrics = StoredTable(layout, "metrics")
-        self._left = list(evaluations)
         self._there: set[str] = set()
         self._failed = set() if retry_failed else failed_identities(layout)
         self._checkpoints = checkpoint_digests(layout)
+        self._waiting: dict[str, list[Evaluation]] = {}
+        for evaluation in evaluations:
+            self._waiting.setdefault(evaluation.segment, []).append(evaluation)
+        self._open: dict[Identity, list[OwedEvaluation]] = {}
+        self._open_segments: Counter[str] = Counter()
+        self.asked = sum(map(len, self._waiting.values()))
+        self.done = 0
         self.out_of_reach = 0
-        """Evaluations that are asked of checkpoints whose weights were not kept; as of the last `owed`."""
-        self.asked = len(self._left)
 
     def owed(self, committed: Collection[str]) -> list[OwedEvaluation]:
         """What can be evaluated now: its segment is among `committed`, its values are not there, it has not failed."""
-        here = [self._item(evaluation) for evaluation in self._left if evaluation.segment in committed]
-        open_ = [item for item in here if item.identity not in self._failed]
-        stored = self._metrics.have([key_of(METRICS, item.identity) for item in open_])
-        owed = [item for item in open_ if key_of(METRICS, item.identity) not in stored]
-        still = {id(item.evaluation) for item in owed}
-        self._left = [e for e in self._left if e.segment not in committed or id(e) in still]
-        reachable = [item for item in owed if self._is_there(item)]
-        self.out_of_reach = len(owed) - len(reachable)
-        return reachable
+        seen = [item for items in self._open.values() for item in items]
+        self._open, self._open_segments, self.out_of_reach = {}, Counter(), 0
+        return [*self._look(seen), *self.news(committed)]
+
+    def news(self, committed: Collection[str]) -> list[OwedEvaluation]:
+        """What of it was not there when this or `owed` looked last; costs nothing for what was."""
+        arrived = self._waiting.keys() & committed
+        ordered = [segment for segment in self._waiting if segment in arrived] if arrived else []
+        found = self._look([self._item(evaluation) for segment in ordered for evaluation in self._waiting[segment]])
+        for segment in ordered:
+            del self._waiting[segment]
+        return found
+
+    def settle(self, item: OwedEvaluation) -> None:
+        """Note that it is done: its values are in the store, or the reason why there are none."""
+        for one in self._open.pop(item.identity):
+            self.done += 1
+            self._open_segments[one.evaluation.segment] -= 1
+            if not self._open_segments[one.evaluation.segment]:
+                del self._open_segments[one.evaluation.segment]
+
+    def give_up(self, item: OwedEvaluation, reason: str, tries: int) -> None:
+        """Store that an evaluation could not be done; the others go on."""
+        publish(self._layout, "failures", [_failure_row(item, reason, tries)])
+        self._failed.add(item.identity)
+        self.settle(item)
+
+    @property
+    def left(self) -> Iterator[Evaluation]:
+        """What was not done when the store was last asked, ready or not."""
+        yield from (item.evaluation for items in self._open.values() for item in items)
+        yield from (evaluation for waiting in self._waiting.values() for evaluation in waiting)
+
+    @property
+    def owing(self) -> Set[str]:
+        """The segments whose checkpoints owe something of it."""
+        return self._open_segments.keys() | self._waiting.keys()
+
+    def _look(self, items: Sequence[OwedEvaluation]) -> list[OwedEvaluation]:
+        """Sort evaluations of committed checkpoints into done and open; returns those of the open that can be made.
+
+        Of equal checkpoints of two segments, one is evaluated.
+        """
+        candidates = [(key_of(METRICS, item.identity), item) for item in items if item.identity not in self._failed]
+        stored = self._metrics.have([key for key, _ in candidates])
+        owed = [item for key, item in candidates if key not in stored]
+        there = [item for item in owed if self._is_there(item)]
+        found: dict[Identity, OwedEvaluation] = {}
+        for item in there:
+            if item.identity not in self._open:
+                found.setdefault(item.identity, item)
+        for item in owed:
+            self._open.setdefault(item.identity, []).append(item)
+            self._open_segments[item.evaluation.segment] += 1
+        self.done += len(items) - len(owed)
+        self.out_of_reach += len(owed) - len(there)
+        return list(found.values())
 
     def _is_there(self, item: OwedEvaluation) -> bool:
         """Whether the checkpoint is in the store; one that owes an evaluation is not removed, so it is asked once."""
         if item.folder not in self._there and has_checkpoint(self._layout, Path(item.folder)):
             self._there.add(item.folder)
         return item.folder in self._there
-
-    @property
-    def left(self) -> tuple[Evaluation, ...]:
-        """What was not done when `owed` looked last, ready or not."""
-        return tuple(self._left)
-
-    def give_up(self, item: OwedEvaluation, reason: str, tries: int) -> None:
-        """Store that an evaluation could not be done; the others go on."""
-        publish(self._layout, "failures", [_failure_row(item, reason, tries)])
-        self._failed.add(item.identity)
-
-    @property
-    def done(self) -> int:
-        return self.asked - len(self._left)
 
     def _item(self, evaluation: Evaluation) -> OwedEvaluation:
         folder = self._layout.checkpoint(evaluation.segment, evaluation.tokens)
@@ -112,8 +161,8 @@ class Ledger:
         )
 
 
-def failed_identities(layout: StoreLayout) -> set[tuple[str, str, str, int]]:
-    """Checkpoint, evaluator, settings and version of every evaluation that could not be done."""
+def failed_identities(layout: StoreLayout) -> set[Identity]:
+    """Every evaluation that could not be done."""
     rows = read_rows(layout, "failures", ["checkpoint", "evaluator", "settings_digest", "evaluator_version"])
     return {(r["checkpoint"], r["evaluator"], r["settings_digest"], r["evaluator_version"]) for r in rows}
 
@@ -124,27 +173,27 @@ class EvaluationPool:
     failures   what could not be done in this session, with the reason
     """
 
-    def __init__(self, layout: StoreLayout, ledger: Ledger, actors: int) -> None:
+    def __init__(self, layout: StoreLayout, ledger: Ledger, actors: int, committed: Collection[str]) -> None:
+        """committed: segments whose checkpoints are there already"""
         self._layout, self._ledger = layout, ledger
         places = cycle(_cpu_nodes())
         self._idle: list[Any] = [_new_actor(next(places)) for _ in range(actors)]
+        self._queue = deque(ledger.owed(committed))
         self._running: dict[Any, tuple[Any, OwedEvaluation]] = {}
-        self._unsaved: dict[str, Sequence[Mapping[str, Any]]] = {}
-        self._tries: Counter[str] = Counter()
+        self._unsaved: deque[tuple[OwedEvaluation, Sequence[Mapping[str, Any]]]] = deque()
+        self._tries: Counter[Identity] = Counter()
         self.failures: dict[str, str] = {}
 
     def poll(self, committed: Collection[str]) -> int:
-        """Store what is finished, hand out what is owed; returns how many are owed or running."""
+        """Store what is finished, hand out what is owed; returns how many are owed, running or not yet stored."""
         self._collect()
-        in_work = {str(owed) for _, owed in self._running.values()} | self._unsaved.keys()
-        owed = self._ledger.owed(committed)
-        for item in owed:
-            if self._idle and str(item) not in in_work:
-                actor = self._idle.pop()
-                settings = item.evaluation.settings.model_dump(mode="json")
-                path = str(Path(item.folder).relative_to(self._layout.root))
-                self._running[actor.evaluate_stored.remote(self._layout.url, path, settings)] = (actor, item)
-        return len(owed)
+        self._queue.extend(self._ledger.news(committed))
+        while self._idle and self._queue:
+            actor, item = self._idle.pop(), self._queue.popleft()
+            settings = item.evaluation.settings.model_dump(mode="json")
+            path = str(Path(item.folder).relative_to(self._layout.root))
+            self._running[actor.evaluate_stored.remote(self._layout.url, path, settings)] = (actor, item)
+        return len(self._queue) + len(self._running) + len(self._unsaved)
 
     @property
     def at_work(self) -> tuple[Evaluation, ...]:
@@ -168,21 +217,29 @@ class EvaluationPool:
                 actor = _new_actor(random.choice(_cpu_nodes()))
             except ray.exceptions.RayTaskError as error:  # an exception that evaluate does not expect
                 answer = {"fault": str(error).strip().splitlines()[-1]}
-            self._idle.append(actor)  # also when the answer cannot be stored for want of space: it is made again
-            if answer is not None:
+            self._idle.append(actor)
+            if answer is None:
+                self._queue.append(owed)
+                continue
+            try:
                 self._settle(owed, answer)
+            except EnvironmentFault:  # no space for the reason of a failure: it is made again
+                self._queue.append(owed)
+                raise
         self._save()
 
     def _save(self) -> None:
         """Store what was computed; while the disk is full it stays here, and the session goes on."""
-        for name, rows in list(self._unsaved.items()):
+        while self._unsaved:
+            item, rows = self._unsaved[0]
             try:
                 publish(self._layout, "metrics", rows)
             except EnvironmentFault as fault:
                 if not is_full(fault):
                     raise
                 return
-            del self._unsaved[name]
+            self._unsaved.popleft()
+            self._ledger.settle(item)
 
     def _settle(self, owed: OwedEvaluation, answer: Mapping[str, Any]) -> None:
         if answer["fault"] is not None:
@@ -190,16 +247,17 @@ class EvaluationPool:
         elif answer["failure"] is not None:
             self._give_up(owed, answer["failure"])
         else:
-            self._unsaved[str(owed)] = metric_rows(owed, answer)
+            self._unsaved.append((owed, metric_rows(owed, answer)))
 
     def _count_fault(self, owed: OwedEvaluation, reason: str) -> None:
-        if self._tries[str(owed)] + 1 >= TRIES:
+        if self._tries[owed.identity] + 1 >= TRIES:
             self._give_up(owed, reason)
         else:
-            self._tries[str(owed)] += 1
+            self._tries[owed.identity] += 1
+            self._queue.append(owed)
 
     def _give_up(self, owed: OwedEvaluation, reason: str) -> None:
-        self._ledger.give_up(owed, reason, tries=self._tries[str(owed)] + 1)
+        self._ledger.give_up(owed, reason, tries=self._tries[owed.identity] + 1)
         self.failures[str(owed)] = reason
 
 

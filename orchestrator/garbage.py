@@ -81,8 +81,7 @@ def _plan(layout: StoreLayout, sweep: str, revision: str, text: str) -> tuple[Pl
     standing = read_standing(layout, plan)
     ledger = Ledger(layout, asked_evaluations(layout, sweep, revision))
     ledger.owed(standing.committed)
-    owing = {evaluation.segment for evaluation in ledger.left}
-    return plan, removable(plan, spec.keep, standing.committed, standing.left, owing)
+    return plan, removable(plan, spec.keep, standing.committed, standing.left, ledger.owing)
 
 
 def _on_disk(layout: StoreLayout, sweep: str, segment: Segment, whole: bool) -> Iterator[Garbage]:

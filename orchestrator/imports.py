@@ -75,7 +75,7 @@ def import_models(
         places = _known(layout, sweep)
         for revision, (at, steps) in positions.items():
             say(f"reading {source}" + f" at {revision}" * bool(revision))
-            foreign = read_foreign(source, revision)
+            foreign = _read(layout, sweep, source, revision)
             _refuse_other_model(layout, sweep, places, foreign)
             place = _store(layout, foreign, at, steps)
             places[place.to_tokens] = place
@@ -83,6 +83,15 @@ def import_models(
         manifests = tuple(_manifest(layout, place) for place in chain)
         trial = _submit(layout, sweep, chain, manifests)
     return ImportEnd(sweep=sweep, trial=trial, manifests=manifests, equal=_equal(manifests))
+
+
+def _read(layout: StoreLayout, sweep: str, source: str, revision: str | None) -> Foreign:
+    """As read_foreign; why a model cannot be evaluated stays in the store, as an event."""
+    try:
+        return read_foreign(source, revision)
+    except InputError as error:
+        registry.record_event(layout, "import_refused", sweep, detail=str(error))
+        raise
 
 
 def _position(revision: str, tokens_per_step: int | None) -> tuple[int, int]:

@@ -112,4 +112,4 @@ def _read_stored(root: Path, plan: Plan) -> _Stored:
     revision = current_revision(layout, plan.sweep)
     last = json.loads(layout.files.read(layout.plan(plan.sweep, revision))) if revision else None
     speeds = tuple(read_rows(layout, "speeds", SPEEDS.names))
-    return _Stored(standing=standing, owed=ledger.left, speeds=speeds, last_plan=last)
+    return _Stored(standing=standing, owed=tuple(ledger.left), speeds=speeds, last_plan=last)

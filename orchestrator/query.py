@@ -32,7 +32,7 @@ from orchestrator import schema
 from orchestrator.store.copies import corpus_folders
 from orchestrator.store.durable import storage_faults
 from orchestrator.store.files import Files, folder_of
-from orchestrator.store.inbox import UnitGone, read_unit, read_units
+from orchestrator.store.inbox import UnitGone, join_units, read_unit, read_units
 from orchestrator.store.layout import StoreLayout, open_existing
 from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file, fetch_data_file
 from orchestrator.views import (
@@ -167,8 +167,12 @@ class _Source:
         return text
 
     def unfolded(self) -> pa.Table:
-        batches = [batch for unit in self.units.values() for batch in unit.to_batches()]
-        return pa.Table.from_batches(batches, self.stored.spec.schema)
+        """The rows of all units in one piece: thousands of pieces are slow to scan."""
+        if not self.units:
+            return self.stored.spec.schema.empty_table()
+        whole, parts = join_units(list(self.units.values()))
+        self.units = dict(zip(self.units, parts, strict=True))
+        return whole
 
 
 class Store:

@@ -151,7 +151,7 @@ class _Session:
             while self._to_store:
                 self._to_store[0]()
                 self._to_store.popleft()
-            owed = pool.poll(set(self._committed))
+            owed = pool.poll(self._committed)
             self._release()
         except EnvironmentFault as fault:
             if not is_full(fault):
@@ -174,7 +174,7 @@ class _Session:
         from orchestrator.tune import TuneSession
 
         queue = LegQueue(tuple(self._left.values()))
-        pool = EvaluationPool(self._layout, self._ledger, self._spec.execution.evaluators)
+        pool = EvaluationPool(self._layout, self._ledger, self._spec.execution.evaluators, self._committed)
         sweep, execution = self._plan.sweep, self._spec.execution
         makers = makers_of(execution.track, self._layout, sweep)
         trials = trials_of_segments(self._plan.trials)
@@ -288,10 +288,10 @@ class _Session:
 
         What another sweep in the store trains or trained through is left alone: its own session decides.
         """
-        standing = (len(self._committed), self._ledger.done)
+        owing = self._ledger.owing
+        standing = (len(self._committed), len(owing))
         if standing == self._released_at:
             return
-        owing = {evaluation.segment for evaluation in self._ledger.left}
         mine = self._committed - self._elsewhere
         parts = removable(self._plan, self._spec.keep, mine, tuple(self._left.values()), owing)
         for id in parts.weights:

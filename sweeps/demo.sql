@@ -32,3 +32,12 @@ with f as (select * from final where sweep = 'demo'),
 select change, count(*) as pairs, round(avg(rank), 3) as rank_change, round(avg(loss), 3) as loss_change,
        count(*) filter (where sign(rank) = -sign(loss)) as rank_up_and_loss_down_or_reverse
 from pairs group by change order by change;
+
+-- Fine-tuned on Python, what does each model gain there and forget of its own text? And in 3 bits, what does it lose by
+-- GPTQ and by rounding to the nearest level? Changes of the loss, nats a token.
+select scale, batch_size as batch, weight_decay as wd, token_budget as budget,
+       round(max(m.value) filter (m.metric = 'finetune_gain'), 3) as gained_on_python,
+       round(max(m.value) filter (m.metric = 'forgetting'), 3) as forgotten,
+       round(max(m.value) filter (m.metric = 'gptq_loss_increase_3bit' and m.dataset = 'docs'), 5) as gptq_3_bits,
+       round(max(m.value) filter (m.metric = 'rtn_loss_increase_3bit' and m.dataset = 'docs'), 5) as rounded_3_bits
+from final f join metrics m using (checkpoint) where f.sweep = 'demo' group by all order by scale, batch, wd, budget;

@@ -10,10 +10,14 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: tests share two cores
 
 import pytest
+from hypothesis import settings
 from s3_server import BUCKET, s3_server
 
 from trainers.corpus import BUILTIN_TEXT
 from trainers.tokens import Settings, TrainedTokenizer, prepare
+
+settings.register_profile("untimed", deadline=None)  # other processes share the cores
+settings.load_profile("untimed")
 
 SMALL_TEXT = BUILTIN_TEXT.model_copy(
     update={

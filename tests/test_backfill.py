@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from conftest import SMALL
 from test_attempt import BASE, only_leg, planned, train
 from test_cli import geosweep
+from test_evaluate import save
+from test_suites import texts
 
 from evaluators.config import GeometrySettings
 from orchestrator.backfill import Request, evaluate_sweep
@@ -20,12 +24,49 @@ from orchestrator.query import Store
 from orchestrator.store.inbox import publish
 from orchestrator.store.layout import StoreLayout
 from orchestrator.store.sweeps import ask, asked_evaluations
+from trainers.checkpoint import read_manifest, read_weights
+from trainers.corpus import SOURCE_TEXT, SUITES
 from trainers.errors import InputError
+from trainers.tokens import TrainedTokenizer, prepare
 
-LATER = """
-- {evaluator: loss, suite: builtin, tokens_per_domain: 512}
-- {evaluator: hidden, suite: builtin, sequence_tokens: 64}
-"""
+LATER = [
+    {"evaluator": "loss", "suite": "builtin", "tokens_per_domain": 512},
+    {"evaluator": "hidden", "suite": "builtin", "sequence_tokens": 64},
+    {"evaluator": "loss", "suite": "emptied"},
+    {"evaluator": "loss", "suite": "foreign", "tokens_per_domain": 512},
+    {"evaluator": "loss", "suite": "few", "tokens_per_domain": None},
+    {"evaluator": "hidden", "suite": "few", "domain": "pile-10k/lonely", "sequences": 2},
+]
+
+
+def add_faulty_corpora(root: Path) -> None:
+    """emptied: nothing held out; foreign: another tokenizer; few: a suite, one of whose domains is one document."""
+    corpora = root / "corpora"
+    shutil.copytree(corpora / "builtin", corpora / "emptied")
+    manifest = json.loads((corpora / "emptied" / "manifest.json").read_text())
+    manifest["splits"] = [split for split in manifest["splits"] if split["split"] == "train"]
+    (corpora / "emptied" / "manifest.json").write_text(json.dumps(manifest))
+
+    source = root.parent / "few" / "texts.jsonl"
+    source.parent.mkdir()
+    many = [{"text": text, "domain": "many"} for text in texts(1, 40)]
+    lonely = [{"text": text, "domain": "lonely"} for text in texts(2, 1, words=600)]
+    source.write_text("\n".join(map(json.dumps, [*many, *lonely])))
+    half = SOURCE_TEXT.model_copy(update={"heldout_percent": 50})
+    tokenizer = TrainedTokenizer(vocab_size=300, sample_bytes=200_000)
+    foreign = SMALL.model_copy(update={"text": half, "tokenizer": tokenizer})
+    prepare(str(source), corpora / "foreign", settings=foreign)
+    suite = SUITES["pile-10k"].model_copy(update={"repository": str(source.parent), "domain_path": ("domain",)})
+    ours = {"text": suite, "tokenizer": str(corpora / "builtin" / "tokenizer.json")}
+    prepare("pile-10k", corpora / "few", settings=SMALL.model_copy(update=ours))
+
+
+def spoil(folder: Path) -> None:
+    """The same checkpoint with one weight that is nan."""
+    manifest, weights = read_manifest(folder), read_weights(folder)
+    assert manifest.recipe is not None
+    shutil.rmtree(folder)
+    save(folder, manifest.recipe, {**weights, manifest.unembedding: weights[manifest.unembedding].fill_(torch.nan)})
 
 
 def trained_store(root: Path, **changes: Any) -> StoreLayout:
@@ -50,37 +91,54 @@ def evaluate(layout: StoreLayout, *arguments: str | Path) -> subprocess.Complete
 
 @pytest.mark.ray
 @pytest.mark.timeout(240)
-def test_what_fails_three_times_is_recorded_and_what_is_asked_for_later_reaches_every_checkpoint(
+def test_what_cannot_be_evaluated_is_a_row_that_says_which_and_why_and_the_rest_is_evaluated(
     store_root: Path, tmp_path: Path
 ) -> None:
     layout = trained_store(store_root)
-    (path,) = rows(layout, "select path from checkpoints where tokens = 4096")
-    weights = layout.root / path["path"] / "weights.parquet"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-100])
-    done = evaluate(layout)
-    assert done.returncode == 1
-    assert "2 evaluations made, 1 could not be done" in done.stdout
-    assert states(layout) == {("geometry", 0): "done", ("geometry", 4096): "failed", ("geometry", 8192): "done"}
-    (failure,) = rows(layout, "select reason, tries from failures")
-    assert failure["tries"] == 3
-    assert str(weights) in failure["reason"]
-    assert rows(layout, "select state, evaluations_failed as n from cells") == [{"state": "complete", "n": 1}]
-
-    weights.write_bytes(whole)
-    assert "0 evaluations made" in evaluate(layout).stdout, "a recorded failure is no longer owed"
+    add_faulty_corpora(store_root)
+    folders = {row["tokens"]: layout.root / row["path"] for row in rows(layout, "select tokens, path from checkpoints")}
+    spoil(folders[4096])
+    cut = folders[8192] / "weights.parquet"
+    cut.write_bytes(cut.read_bytes()[:-100])
     entries = tmp_path / "evaluations.yaml"
-    entries.write_text(LATER)
-    retried = evaluate(layout, "--evaluators", "geometry", "--file", entries, "--retry-failed")
-    assert retried.returncode == 1, retried.stdout + retried.stderr
-    assert "4 evaluations made, 3 could not" in retried.stdout, "the failed one, the losses; no states of 64 tokens"
-    ends = {"geometry": "done", "loss": "done", "hidden": "failed"}
-    assert states(layout) == {(e, t): state for e, state in ends.items() for t in (0, 4096, 8192)}
-    impossible = rows(layout, "select reason, tries from failures where evaluator = 'hidden'")
-    assert [row["tries"] for row in impossible] == [1, 1, 1], "what the caller got wrong is not tried again"
-    assert all("sequence_tokens: 64, the model reads 32 at most" in row["reason"] for row in impossible)
-    assert len(rows(layout, "select * from failures")) == 4, "what is stored stays"
-    assert all(row["effective_rank"] and row["loss_python"] for row in rows(layout, "select * from results"))
+    entries.write_text(json.dumps(LATER))
+    done = evaluate(layout, "--evaluators", "geometry", "--file", entries)
+    assert done.returncode == 1, done.stdout + done.stderr
+
+    found = rows(
+        layout,
+        """select e.evaluator, e.tokens, e.settings, e.state, f.reason, f.tries from evaluations e
+           left join failures f using (checkpoint, evaluator, settings_digest, evaluator_version)""",
+    )
+    by = {(r["evaluator"], json.loads(r["settings"]).get("suite"), r["tokens"]): r for r in found}
+    whole = {("geometry", None, 0), ("loss", "builtin", 0), ("loss", "few", 0)}
+    assert {key for key, row in by.items() if row["state"] == "done"} == whole
+    assert all(row["state"] == "failed" for key, row in by.items() if key not in whole)
+    for key, says in {
+        ("geometry", None, 4096): f"{folders[4096]}: lm_head.weight: non_finite: 512 of 512 rows hold nan or inf",
+        ("loss", "builtin", 4096): f"{folders[4096]}: non_finite: 1 tensors hold nan or inf",
+        ("geometry", None, 8192): str(cut),
+        ("loss", "builtin", 8192): str(cut),
+        ("hidden", "builtin", 0): "sequence_tokens: 64, the model reads 32 at most",
+        ("loss", "emptied", 0): "suite 'emptied': no evaluation set",
+        ("loss", "foreign", 0): "suite 'foreign' is cut by another tokenizer than the checkpoint was trained with",
+        ("hidden", "few", 0): "domain 'pile-10k/lonely': its heldout split is one document",
+    }.items():
+        assert says in by[key]["reason"], key
+        assert by[key]["tries"] == (3 if key[2] == 8192 else 1), "what the caller got wrong is not tried again"
+    numbers = rows(layout, "select distinct evaluator, tokens from metrics where value is not null")
+    assert {(row["evaluator"], row["tokens"]) for row in numbers} == {("geometry", 0), ("loss", 0)}
+    (lonely,) = rows(layout, "select value, convention from metrics where metric = 'loss' and dataset like '%lonely'")
+    assert lonely["value"] is None
+    assert json.loads(lonely["convention"])["undefined"] == "domain 'pile-10k/lonely' has one held-out document"
+    assert f"{len(whole)} evaluations made, {len(by) - len(whole)} could not be done" in done.stdout
+
+    again = evaluate(layout)
+    assert "0 evaluations made" in again.stdout, "a recorded failure is no longer owed"
+    revision = rows(layout, "select revision from latest")[0]["revision"]
+    retried = Ledger(layout, asked_evaluations(layout, "small", revision), retry_failed=True)
+    committed = {row["segment"] for row in rows(layout, "select segment from checkpoints")}
+    assert len(retried.owed(committed)) == len(by) - len(whole)
     assert "complete already" in geosweep("resume", "small", "--store", layout.root).stdout
 
 

@@ -19,7 +19,7 @@ CONTEXT = 16
 
 
 @given(count=st.integers(1, 5000), key=st.binary(min_size=32, max_size=32))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_permuted_when_all_positions_are_given_then_each_place_comes_once(count, key):
     places = permuted(np.arange(count), count, key)
     np.testing.assert_array_equal(np.sort(places), np.arange(count))
@@ -30,7 +30,7 @@ def test_permuted_when_all_positions_are_given_then_each_place_comes_once(count,
     key=st.binary(min_size=32, max_size=32),
     picks=st.lists(st.floats(0, 1), min_size=1),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_permuted_when_some_positions_are_given_then_as_when_each_is_given_alone(count, key, picks):
     positions = np.array([min(count - 1, int(pick * count)) for pick in picks], np.int64)
     places = permuted(positions, count, key)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import asdict
+import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from test_attempt import only_leg, planned, train
@@ -34,6 +35,38 @@ def test_what_is_owed_is_what_was_asked_of_a_committed_checkpoint_and_is_not_sto
     assert Ledger(StoreLayout(store_root), plan.evaluations).owed(chain) == [first, third]
     with Store(store_root) as store:
         assert store.sql("select count(*) as n from owed where ready").rows() == [{"n": 2}]
+
+
+def test_news_of_the_ledger_is_what_no_look_has_found_before(store_root: Path) -> None:
+    plan = planned(store_root)
+    train(store_root, only_leg(store_root, plan))
+    chain = plan.trials[0].chain
+    ledger = Ledger(StoreLayout(store_root), plan.evaluations)
+    (first,) = ledger.owed(chain[:1])
+    assert ledger.news(chain[:1]) == []
+    second, third = ledger.news(chain)
+    assert ledger.news(chain) == []
+    assert ledger.owing == set(chain)
+    store_values(store_root, second)
+    ledger.settle(second)
+    assert (ledger.done, ledger.owing) == (1, {first.evaluation.segment, third.evaluation.segment})
+    assert ledger.owed(chain) == [first, third]
+
+
+def test_of_equal_checkpoints_of_two_segments_one_is_evaluated_and_both_are_done(store_root: Path) -> None:
+    """Trials that train alone leave them."""
+    plan = planned(store_root)
+    train(store_root, only_leg(store_root, plan))
+    chain = plan.trials[0].chain
+    shutil.copytree(store_root / "checkpoints" / chain[0], store_root / "checkpoints" / "copy")
+    asked = [plan.evaluations[0], replace(plan.evaluations[0], segment="copy")]
+    ledger = Ledger(StoreLayout(store_root), asked)
+    (only,) = ledger.owed([*chain, "copy"])
+    assert (ledger.asked, ledger.done, ledger.owing) == (2, 0, {chain[0], "copy"})
+    store_values(store_root, only)
+    ledger.settle(only)
+    assert (ledger.done, ledger.owing, ledger.owed([*chain, "copy"])) == (2, set(), [])
+    assert Ledger(StoreLayout(store_root), asked).owed([*chain, "copy"]) == []
 
 
 def test_a_checkpoint_that_was_not_kept_still_counts_as_evaluated_and_owes_nothing_that_can_be_done(

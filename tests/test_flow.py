@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,20 +200,28 @@ def nothing_is_trained_after_its_checkpoint(store: Path | str) -> None:
     assert sum(row["tokens_trained"] for row in ended) == 4 * 24_576
 
 
-def trainers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Ray's worker processes that train, by the title that Ray gives them."""
-    return [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if any("Trainable" in part for part in child.cmdline())
-    ]
+def workers_of(process: subprocess.Popen[str], title: str) -> list[psutil.Process]:
+    """Ray's worker processes of a kind, by the title that Ray gives them."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in children if any(title in part for part in child.cmdline())]
 
 
-def test_stops_and_a_killed_trial_leave_the_results_of_an_undisturbed_session(
+def wait_until(process: subprocess.Popen[str], what: Callable[[], Any]) -> Any:
+    """What `what` returns, as soon as that is not empty and while the process lives."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := what()):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+def test_stops_a_killed_trial_and_evaluators_that_stand_still_leave_the_results_of_an_undisturbed_session(
     tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
 ) -> None:
     store = tmp_path / "store"
     shutil.copytree(corpus, store / "corpora" / "builtin")
+    every = rows(undisturbed, "select count(*) as n from segments")
     process = start(store, "run", str(sweep_file))
     for signal_number, more in ((signal.SIGINT, 14), (signal.SIGTERM, 4)):
         assert wait_for_files(process, store, files_in(store) + more)
@@ -224,23 +233,28 @@ def test_stops_and_a_killed_trial_leave_the_results_of_an_undisturbed_session(
         assert f"continue: geosweep resume flow --store {store}" in printed
         assert read_live(StoreLayout(store), "flow") is None
         process = start(store, "resume", "flow")
-    kill_a_trainer(process)
-    finish(process)
+    try:
+        evaluators = wait_until(process, lambda: workers_of(process, "Evaluations"))
+        for evaluator in evaluators:
+            evaluator.suspend()
+        wait_until(process, lambda: workers_of(process, "Trainable"))[0].kill()
+        wait_until(process, lambda: rows(store, "select count(*) as n from segments") == every)
+        (owed,) = rows(store, "select count(*) as n from owed where ready")
+        for evaluator in evaluators:
+            evaluator.resume()
+        finish(process)
+    except BaseException:
+        kill_tree(process)
+        raise
+    assert owed["n"] > 0, "training has ended while evaluations were waiting"
     same_results(store, undisturbed)
     died = rows(store, "select detail from events where kind = 'worker_killed'")
     assert len(died) == 1
     assert died[0]["detail"]
 
 
-def kill_a_trainer(process: subprocess.Popen[str]) -> None:
-    """SIGKILL one of Ray's workers as soon as it trains."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (victims := trainers_of(process)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    victims[0].kill()
-
-
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 def test_a_session_on_s3_that_is_killed_is_resumed_on_another_machine_with_the_bits_of_a_local_one(
     s3_store: str, corpus: Path, sweep_file: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +278,7 @@ def test_a_session_on_s3_that_is_killed_is_resumed_on_another_machine_with_the_b
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 def test_a_session_on_a_full_disk_waits_and_goes_on_with_the_same_results(
     tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
 ) -> None:

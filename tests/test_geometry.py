@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from hypothesis import strategies as st
 from IsoScore.IsoScore import IsoScore
@@ -38,8 +39,8 @@ TORCH_DTYPES = {"bfloat16": torch.bfloat16}
 
 # Expectations that are about another function. A case with only these is checked to be listed here, nothing more.
 NOT_A_METRIC_OF_OURS = {
-    "angle": "an angle between two subspaces compares two matrices; a metric of ours has one",
-    "CKA": "a similarity of two matrices; a metric of ours has one",
+    "angle": "an angle between two subspaces: tests/test_compare.py",
+    "CKA": "a similarity of two matrices: tests/test_compare.py",
     "RankMe_eps1e-7": "RankMe is another definition, its epsilon is what the case warns of",
 }
 
@@ -175,7 +176,7 @@ def test_one_sign_isotropy_takes_the_vector_whose_largest_entry_is_positive() ->
 
 def test_every_geometry_metric_is_measured_once() -> None:
     values = unembedding_geometry(np.random.default_rng(0).standard_normal((40, 6)), 37, GeometrySettings(), {})
-    others = ("hidden_", "finetune_")
+    others = ("hidden_", "finetune_", "linear_cka", "largest_principal_angle")
     descriptive = [n for n, metric in METRICS.items() if metric.direction == "descriptive" and not n.startswith(others)]
     assert sorted(v.metric for v in values) == sorted(descriptive)
 
@@ -193,11 +194,19 @@ def random_matrix(shape: tuple[int, int, int, float]) -> NDArray[np.float64]:
 
 
 @hypothesis.given(shapes)
-def test_singular_values_of_any_aspect_agree_with_numpy_svd(shape: tuple[int, int, int, float]) -> None:
+def test_singular_values_of_any_aspect_agree_with_those_of_numpy_scipy_and_torch(
+    shape: tuple[int, int, int, float],
+) -> None:
     matrix = random_matrix(shape)
-    expected = np.linalg.svd(matrix, compute_uv=False)
-    np.testing.assert_allclose(singular_values(matrix), expected, rtol=0, atol=1e-9 * expected[0])
-    assert measured(matrix)["effective_rank"] == pytest.approx(effective_rank_by_svd(matrix), rel=1e-9)
+    for expected in (
+        np.linalg.svd(matrix, compute_uv=False),
+        scipy.linalg.svdvals(matrix),
+        torch.linalg.svdvals(torch.from_numpy(matrix)).numpy(),
+    ):
+        np.testing.assert_allclose(singular_values(matrix), expected, rtol=0, atol=1e-9 * expected[0])
+        shares = expected[expected > 0] / expected.sum()
+        rank = np.exp(-(shares * np.log(shares)).sum())
+        assert measured(matrix)["effective_rank"] == pytest.approx(rank, rel=1e-9)
 
 
 @hypothesis.given(shapes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from recipes import tiny_recipe
 
 from evaluators.config import QuantizeSettings
 from evaluators.gptq_format import LARGEST_DIFFERENCE, dequantised, export_gptq, load_packed
+from orchestrator.cli import app
 from trainers.checkpoint import read_manifest as read_checkpoint
 from trainers.config import Data
 from trainers.errors import EnvironmentFault, InputError
@@ -124,14 +127,31 @@ def test_child_that_fails_is_a_fault_with_its_last_words_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == [environment]
 
 
-@pytest.mark.skipif(not (ENVIRONMENT / ".installed").exists(), reason="needs gptqmodel: make gptq-env")
+def test_export_of_what_no_quantisation_has_is_refused_by_the_command(
+    checkpoint: Path, corpus: Path, tmp_path: Path
+) -> None:
+    for more, says in (
+        (["--gptq", "5"], "bits.0: Input should be 2, 3, 4 or 8, given 5"),
+        (["--gptq", "4", "--settings", "{group: 32}"], "group: no such field; nearest is 'group_size'"),
+        (["--gptq", "4", "--settings", "32"], "--settings 32: no mapping"),
+        (["--gptq", "4"], f"{tmp_path / 'no'}: no environment with gptqmodel"),
+        (["--settings", "{}"], "--settings: of --gptq only"),
+    ):
+        options = [*more, "--gptq-env", tmp_path / "no", "--store", corpus.parent]
+        with pytest.raises(InputError, match=re.escape(says)):
+            app(["export", str(checkpoint), str(tmp_path / "out"), *map(str, options)], standalone_mode=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.gptq
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_exported_model_reads_back_with_the_measured_losses(
-    checkpoint: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
     target = tmp_path / "exported"
-    found = export_gptq(checkpoint, target, settings(), 4, corpora=corpus.parent, environment=ENVIRONMENT)
+    found = export_gptq(checkpoint, target, settings(), bits, corpora=corpus.parent, environment=ENVIRONMENT)
     assert [d.dataset for d in found] == list(read_manifest(corpus).domains)
     assert all(abs(d.packed - d.expected) <= LARGEST_DIFFERENCE for d in found)
     assert {"config.json", "quantize_config.json", "model.safetensors", "tokenizer.json"} <= {
@@ -139,5 +159,19 @@ def test_exported_model_reads_back_with_the_measured_losses(
     }
     assert list(tmp_path.iterdir()) == [target]
     network = empty_hugging_face_model(read_checkpoint(checkpoint).recipe.model)
-    load_packed(network, target, 4)
+    load_packed(network, target, bits)
     assert all(bool(torch.isfinite(parameter).all()) for parameter in network.parameters())
+
+
+@pytest.mark.gptq
+@pytest.mark.timeout(300)
+def test_export_command_says_the_losses_of_what_it_wrote(
+    checkpoint: Path, store_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"--gptq": "4", "--settings": "{group_size: null, calibration_sequences: 64}", "--gptq-env": ENVIRONMENT}
+    command = ["export", checkpoint, tmp_path / "out", *sum(options.items(), ()), "--store", store_root]
+    app(list(map(str, command)), standalone_mode=False)
+    printed = capsys.readouterr().out
+    assert "docs: loss " in printed
+    assert "4 bits a weight in the auto-gptq format" in printed
+    assert json.loads((tmp_path / "out" / "quantize_config.json").read_text())["bits"] == 4

@@ -177,6 +177,32 @@ def test_a_revision_says_its_tokens_or_is_refused(store_root: Path) -> None:
             import_models(store_root, "someone/model", [revision])
 
 
+def test_revisions_of_a_model_on_the_hub_are_checkpoints_of_one_trial_and_equal_ones_are_reported(
+    tmp_path: Path, store_root: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub as it lies in a user's cache, which is all that is there without a network."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    cached = tmp_path / "hub" / "models--someone--suite"
+    for number, (revision, scale) in enumerate({"step0": 1.0, "step1": 1.0, "step1000": 2.0}.items()):
+        network = saved(tmp_path / revision, "gpt_neox")
+        torch.manual_seed(7)
+        torch.nn.init.normal_(network.get_output_embeddings().weight, std=scale)
+        commit = f"{number:040x}"
+        network.save_pretrained(cached / "snapshots" / commit)
+        corpus_tokenizer(corpus).save_pretrained(cached / "snapshots" / commit)
+        (cached / "refs").mkdir(exist_ok=True)
+        (cached / "refs" / revision).write_text(commit)
+    asked = [part for revision in ("step0", "step1", "step1000") for part in ("--revision", revision)]
+    done = geosweep("import", "someone/suite", *asked, "--tokens-per-step", "2048", "--store", store_root)
+    assert done.returncode == 0, done.stderr
+    assert "3 checkpoints" in done.stdout
+    assert "the same unembedding, bit for bit, at 0, 2,048 tokens" in done.stdout
+    with Store(store_root) as store:
+        found = store.sql("select tokens, steps, vocab_size from checkpoints order by tokens").rows()
+    assert found == [{"tokens": 2048 * step, "steps": step, "vocab_size": 500} for step in (0, 1, 1000)]
+
+
 # ---- refused ---------------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +256,20 @@ def test_what_is_no_causal_language_model_is_refused_with_the_reason(
     with pytest.raises(InputError, match="nothing was imported") as caught:
         read_foreign(str(tmp_path / "model"))
     assert any(part in str(caught.value) for part in says.split("|"))
+
+
+def test_a_model_without_an_output_embedding_leaves_a_row_that_says_which_and_why(
+    tmp_path: Path, store_root: Path
+) -> None:
+    without_head(tmp_path / "model")
+    with pytest.raises(InputError, match="nothing was imported"):
+        import_models(store_root, str(tmp_path / "model"), [], name="m")
+    with Store(store_root) as store:
+        (refused,) = store.sql("select sweep, detail from events where kind = 'import_refused'").rows()
+        assert store.sql("select * from checkpoints").rows() == []
+    assert refused["sweep"] == "m"
+    assert refused["detail"].startswith(f"{tmp_path / 'model'}: not all weights are there")
+    assert "lm_head.weight: not in the files" in refused["detail"]
 
 
 def test_losses_of_a_model_without_a_tokenizer_or_with_another_are_refused(

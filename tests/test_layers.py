@@ -23,8 +23,8 @@ ORDER = {
         "certificate __main__"
     ),
     "evaluators": (
-        "config metrics geometry suites loss hidden finetune hub quantize gptq_child gptq_format evaluate actors "
-        "__main__"
+        "config metrics geometry compare suites loss hidden finetune hub quantize gptq_child gptq_format evaluate "
+        "actors __main__"
     ),
     "orchestrator": (
         "spec trackers presets identity sharing plan retention placement machines cost lint changes schema store "

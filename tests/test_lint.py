@@ -124,7 +124,7 @@ def test_fields_that_depend_only_jointly_are_one_group() -> None:
     assert aliased({"a": a, "b": b, "c": c}) == [("a", "b", "c")]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(2, 4), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_a_full_product_is_never_aliased_and_a_copied_field_always_is(levels: list[int], shuffle: Any) -> None:
     cells = list(itertools.product(*(range(count) for count in levels)))

@@ -20,8 +20,11 @@ from transformers import (
     Olmo2ForCausalLM,
     OlmoConfig,
     OlmoForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PreTrainedModel,
 )
+from transformers.pytorch_utils import Conv1D
 
 from evaluators.config import GeometrySettings, LossSettings, QuantizeSettings
 from evaluators.evaluate import evaluate
@@ -194,8 +197,11 @@ def network_of(family: str) -> PreTrainedModel:
     if family in ("olmo", "pythia"):
         recipe = tiny_recipe(family=family)
         return hugging_face_model(recipe.model.model_copy(update={"init_std": 0.2}), seed=1).eval()
-    kind, config = {"olmo1": (OlmoForCausalLM, OlmoConfig), "olmo2": (Olmo2ForCausalLM, Olmo2Config)}[family]
     torch.manual_seed(1)
+    if family == "gpt2":
+        shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+        return GPT2LMHeadModel(GPT2Config(vocab_size=500, initializer_range=0.2, **shape)).eval()
+    kind, config = {"olmo1": (OlmoForCausalLM, OlmoConfig), "olmo2": (Olmo2ForCausalLM, Olmo2Config)}[family]
     shape = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     return kind(config(vocab_size=500, initializer_range=0.2, pad_token_id=None, **shape)).eval()
 
@@ -204,13 +210,16 @@ def calibration_ids(sequences: int = 40) -> np.ndarray:
     return np.random.default_rng(5).integers(0, 500, (sequences, CONTEXT))
 
 
-def linear_maps(network: PreTrainedModel) -> dict[str, nn.Linear]:
+def linear_maps(network: PreTrainedModel) -> dict[str, nn.Module]:
     """All of the blocks, the head not among them."""
     head = network.get_output_embeddings()
-    return {name: m for name, m in network.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    return {name: m for name, m in network.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head}
 
 
-@pytest.mark.parametrize("family", ["olmo", "pythia", "olmo1", "olmo2"])
+ALL = ["olmo", "pythia", "olmo1", "olmo2", "gpt2"]
+
+
+@pytest.mark.parametrize("family", ALL)
 def test_every_matrix_is_quantised_with_the_inputs_that_the_quantised_network_gives_it(family: str) -> None:
     before, after, ids = network_of(family), network_of(family), calibration_ids()
     done = gptq_model(after, ids, 3, settings())
@@ -226,12 +235,14 @@ def test_every_matrix_is_quantised_with_the_inputs_that_the_quantised_network_gi
         after(input_ids=torch.from_numpy(ids))
     assert sum(group.matrices for group in done) == len(linear_maps(before)) == len(hessians)
     for name, matrix in linear_maps(before).items():
-        expected_OI = gptq(matrix.weight.detach(), curvature_of(hessians[name], settings()), 3, settings())
-        torch.testing.assert_close(after.get_submodule(name).weight, expected_OI, atol=1e-6, rtol=0)
-        assert not torch.equal(expected_OI, matrix.weight)
+        turn = torch.t if family == "gpt2" else torch.clone  # it keeps its matrices as (inputs, outputs)
+        weight_OI = turn(matrix.weight.detach())
+        expected_OI = gptq(weight_OI, curvature_of(hessians[name], settings()), 3, settings())
+        torch.testing.assert_close(turn(after.get_submodule(name).weight), expected_OI, atol=1e-6, rtol=0)
+        assert not torch.equal(expected_OI, weight_OI)
 
 
-@pytest.mark.parametrize("family", ["olmo", "pythia"])
+@pytest.mark.parametrize("family", ["olmo", "pythia", "gpt2"])
 @pytest.mark.parametrize("method", ["gptq", "rtn"])
 def test_all_but_the_matrices_of_the_blocks_stays_and_so_does_the_geometry(family: str, method: str) -> None:
     before, after = network_of(family), network_of(family)
@@ -249,11 +260,11 @@ def test_all_but_the_matrices_of_the_blocks_stays_and_so_does_the_geometry(famil
     assert old == new
 
 
-@pytest.mark.parametrize("family", ["olmo", "pythia", "olmo1", "olmo2"])
+@pytest.mark.parametrize("family", ALL)
 def test_groups_name_every_matrix_of_a_block_once(family: str) -> None:
     network = network_of(family)
     named = [name for group in GROUPS[network.config.model_type] for name in group]
-    found = [name for name, module in blocks(network)[0].named_modules() if isinstance(module, nn.Linear)]
+    found = [name for name, module in blocks(network)[0].named_modules() if isinstance(module, nn.Linear | Conv1D)]
     assert sorted(named) == sorted(found)
 
 
@@ -272,9 +283,9 @@ def test_network_that_gives_no_usable_hessian_is_refused_with_the_matrix() -> No
 
 
 def test_unknown_type_of_network_is_refused() -> None:
-    network = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=10))
-    network.transformer.layers = network.transformer.h
-    with pytest.raises(InputError, match="type 'gpt2' cannot be quantised; allowed: llama"):
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    network = PhiForCausalLM(PhiConfig(vocab_size=10, pad_token_id=None, **shape))
+    with pytest.raises(InputError, match="type 'phi' cannot be quantised; allowed: llama"):
         round_model(network, 4, settings())
 
 

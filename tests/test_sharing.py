@@ -113,7 +113,7 @@ def work(segment: Segment) -> set[tuple[str, bytes]]:
     return {realised(segment.recipe, step) for step in range(first, last + 1)}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(random_sweep)
 def test_every_chain_adds_up_to_its_budget_and_holds_the_checkpoints_that_were_wanted(courses: list[Course]) -> None:
     cuts = cut(courses)
@@ -129,7 +129,7 @@ def test_every_chain_adds_up_to_its_budget_and_holds_the_checkpoints_that_were_w
             assert realised(segment.recipe, steps) == realised(wanted.recipe, steps)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(random_sweep)
 def test_no_step_is_trained_twice_and_every_cut_is_wanted_or_a_fork(courses: list[Course]) -> None:
     cuts = cut(courses)
@@ -147,7 +147,7 @@ def plain(cuts: Cuts) -> set[tuple[Any, ...]]:
     return {(s.id, s.parent, s.from_tokens, s.to_tokens, s.history, frozenset(s.trials)) for s in cuts.segments}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(random_sweep, st.randoms(use_true_random=False))
 def test_the_order_of_the_trials_changes_nothing(courses: list[Course], shuffle: random.Random) -> None:
     other = shuffle.sample(courses, len(courses))
@@ -155,7 +155,7 @@ def test_the_order_of_the_trials_changes_nothing(courses: list[Course], shuffle:
     assert dict(cut(courses).chains) == dict(cut(other).chains)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(random_sweep, st.integers(1, 8))
 def test_the_segments_of_a_part_of_the_trials_end_where_those_of_all_do(courses: list[Course], count: int) -> None:
     whole, part = cut(courses), cut(courses[:count])
@@ -164,7 +164,7 @@ def test_the_segments_of_a_part_of_the_trials_end_where_those_of_all_do(courses:
         assert set(chain) <= set(whole.chains[trial])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(random_sweep)
 def test_equal_histories_are_equal_training(courses: list[Course]) -> None:
     found: dict[str, Any] = {}

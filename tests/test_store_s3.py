@@ -22,8 +22,8 @@ from orchestrator.evals import Ledger, StoreEvaluations, metric_rows
 from orchestrator.garbage import find_garbage
 from orchestrator.legs import Leg
 from orchestrator.query import Store
-from orchestrator.store import live, registry
-from orchestrator.store.checkpoints import fetch_checkpoint
+from orchestrator.store import checkpoints, live, registry
+from orchestrator.store.checkpoints import fetch_checkpoint, remove_leftovers
 from orchestrator.store.committer import only_committer
 from orchestrator.store.copies import put_corpus
 from orchestrator.store.files import folder_of
@@ -145,7 +145,9 @@ def left_alone_and_removed(layout: StoreLayout, elsewhere: StoreLayout, leg: Leg
     assert verify(layout).damaged == []
     lost = next(path for path in layout.files.below(layout.root / "checkpoints") if path.name.startswith("weights-"))
     layout.files.remove(lost)
-    assert ["weights" in line for line in verify(layout).damaged] == [True]
+    (damage,) = verify(layout).damaged
+    assert damage.startswith(f"{layout.url}/checkpoints/")
+    assert "weights" in damage
 
 
 def test_an_evaluation_fetches_what_it_reads_and_gc_says_what_would_go(
@@ -165,6 +167,13 @@ def test_an_evaluation_fetches_what_it_reads_and_gc_says_what_would_go(
         (cell,) = store.sql("select state from cells").rows()
     assert cell == {"state": "complete"}
     assert [item.path.name for item in find_garbage(layout)] == ["state.parquet", "state.parquet"]
+    unfinished = layout.checkpoint(plan.trials[0].chain[0], 0) / "weights-0123456789abcdef.parquet"
+    layout.files.publish(unfinished, b"of an attempt that died")
+    assert remove_leftovers(layout) == 0
+    monkeypatch.setattr(checkpoints, "_LEFTOVER_AGE_S", -60.0)
+    assert remove_leftovers(layout) == 1
+    assert not layout.files.exists(unfinished)
+    assert verify(layout).damaged == []
 
 
 def test_a_url_that_names_no_bucket_or_no_s3_is_refused(s3_store: str) -> None:
@@ -187,7 +196,17 @@ def test_without_credentials_the_message_says_where_they_come_from(
     (tmp_path / "aws").write_text(f"[lab]\naws_access_key_id = test\naws_secret_access_key = {SECRET}\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "aws"))
     monkeypatch.setenv("AWS_PROFILE", "lab")
-    publish(create_or_open(folder_of(s3_store)), "events", [row("events", event="e")])
+    layout = create_or_open(folder_of(s3_store))
+    publish(layout, "events", [row("events", event="e")])
+    with only_committer(layout) as committer:
+        assert committer.fold("events") == 1
+
+
+def test_a_prefix_that_holds_something_else_is_no_place_for_a_store(layout: StoreLayout) -> None:
+    layout.files.publish(layout.root / "photos" / "cat.jpg", b"a cat")
+    layout.files.remove(layout.marker)
+    with pytest.raises(InputError, match=r"is not empty and is not a store\n  it holds photos"):
+        create_or_open(layout.root)
 
 
 def test_a_bucket_that_is_not_there_is_named(s3_store: str) -> None:

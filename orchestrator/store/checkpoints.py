@@ -33,6 +33,7 @@ from trainers.errors import EnvironmentFault
 
 _ROOM = 0.15  # below this free part of the disk, copies of checkpoints that nobody has used for an hour go
 _IDLE_S = 3600.0
+_LEFTOVER_AGE_S = 86_400.0
 
 
 def put_checkpoint(
@@ -146,6 +147,29 @@ def remove_state(layout: StoreLayout, folder: Path) -> None:
         if _is_state(path):
             layout.files.remove(path)
     layout.files.remove(folder / STATE)
+
+
+def remove_leftovers(layout: StoreLayout) -> int:
+    """Remove what attempts that died a day ago had put into checkpoint folders on S3; returns how many objects.
+
+    On a disk there are none: what is unfinished lies in temporary/, and goes when the store is opened.
+    """
+    if not layout.files.remote:
+        return 0
+    folders: dict[Path, list[Path]] = {}
+    for path in layout.files.below(layout.root / "checkpoints"):
+        folders.setdefault(path.parent, []).append(path)
+    removed = 0
+    for folder, paths in folders.items():
+        named = {MANIFEST}
+        if folder / MANIFEST in paths:
+            files = read_manifest(fetch_checkpoint(layout, folder, ())).files
+            named |= {_object_name(name, record.sha256) for name, record in files.items()}
+        for path in paths:
+            if path.name not in named and time.time() - layout.files.facts(path).modified > _LEFTOVER_AGE_S:
+                layout.files.remove(path)
+                removed += 1
+    return removed
 
 
 def stored_bytes(layout: StoreLayout, folder: Path, *, state_only: bool) -> int:

@@ -55,6 +55,7 @@ FOLD_UNITS = 500  # units of one commit
 FOLD_BYTES = 64 * 2**20  # of their files
 FOLD_EVERY_S = 30.0  # fewer units than FOLD_UNITS wait this long
 BEAT_S = 2.0
+BEAT_S_REMOTE = 10.0  # a look at S3 is a request a table
 ROW_GROUP = 131_072
 SORT_MEMORY = "512MiB"  # a larger table is sorted on the disk
 UNNAMED_S = 3600.0  # a reader may still read a replaced file for this long
@@ -353,7 +354,7 @@ def _work(layout: StoreLayout, say: Callable[[str], None], stopping: threading.E
     said: set[str] = set()
     ending = False
     while not ending:
-        ending = stopping.wait(BEAT_S)
+        ending = stopping.wait(BEAT_S_REMOTE if layout.files.remote else BEAT_S)
         try:
             if lease.hold():
                 committer = committer or Committer(layout)

@@ -36,6 +36,7 @@ from orchestrator.store.durable import (
 from trainers.errors import EnvironmentFault, InputError
 
 if TYPE_CHECKING:
+    from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
 
 S3 = "s3://"
@@ -96,6 +97,9 @@ class Files(Protocol):
     def below(self, folder: Path) -> list[Path]:
         """The files anywhere below a folder, by name."""
 
+    def names(self, folder: Path) -> list[str]:
+        """What is directly in a folder, files and folders; nothing where there is none."""
+
     def remove(self, path: Path) -> None:
         """Remove a file, or what is there of it."""
 
@@ -104,7 +108,7 @@ class Files(Protocol):
 
     @property
     def options(self) -> Mapping[str, str] | None:
-        """What delta-rs needs to know beside `name`; never a credential."""
+        """What delta-rs, which looks for no profile, has to be told beside `name`: to be passed on, never kept."""
 
 
 class LocalFiles:
@@ -165,6 +169,10 @@ class LocalFiles:
         with storage_faults(folder, "it was not read"):
             return sorted(path for path in folder.rglob("*") if path.is_file())
 
+    def names(self, folder: Path) -> list[str]:
+        with storage_faults(folder, "it was not read"):
+            return [path.name for path in folder.iterdir()] if folder.exists() else []
+
     def remove(self, path: Path) -> None:
         with storage_faults(path, "it was not removed"):
             path.unlink(missing_ok=True)
@@ -188,11 +196,20 @@ class S3Files:
     def __init__(self, root: Path, url: str) -> None:
         self.root, self._url = root, url
         self._bucket, self._prefix = _bucket_and_prefix(url)
-        self._store = _connect(self._bucket, self._prefix)
+        self._credentials = _find_credentials(url)
+        self._store = _connect(self._bucket, self._prefix, self._credentials)
 
     @property
     def options(self) -> Mapping[str, str] | None:
-        return {"allow_http": "true"} if _is_plain_http() else {}
+        now = self._credentials()
+        found = {
+            "aws_access_key_id": now["access_key_id"],
+            "aws_secret_access_key": now["secret_access_key"],
+            "aws_session_token": now.get("token"),
+            "aws_region": self._credentials.config.get("region"),
+            "allow_http": "true" if _is_plain_http() else None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def name(self, path: Path) -> str:
         return f"{self._url}/{self._key(path)}" if path != self.root else self._url
@@ -277,6 +294,14 @@ class S3Files:
         with self._faults(folder, "it was not read"):
             found = [item for part in obstore.list(self._store, self._key(folder)) for item in part]
         return sorted(self.root / item["path"] for item in found)
+
+    def names(self, folder: Path) -> list[str]:
+        import obstore
+
+        with self._faults(folder, "it was not read"):
+            found = obstore.list_with_delimiter(self._store, self._key(folder))
+        paths = [*(item["path"] for item in found["objects"]), *found["common_prefixes"]]
+        return [Path(path).name for path in paths]
 
     def remove(self, path: Path) -> None:
         import obstore
@@ -377,21 +402,25 @@ def _is_plain_http() -> bool:
     return os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
 
 
-def _connect(bucket: str, prefix: str) -> S3Store:
-    """Credentials as boto3 finds them: environment, profile, the machine's role; a region from there too."""
+def _find_credentials(url: str) -> Boto3CredentialProvider:
+    """As boto3 finds them: environment, profile, the machine's role; asked again before they run out."""
     from obstore.auth.boto3 import Boto3CredentialProvider
-    from obstore.store import S3Store
 
     try:
-        provider = Boto3CredentialProvider()
+        return Boto3CredentialProvider()
     except ValueError as error:
-        raise InputError(f"{S3}{bucket}/{prefix}: there are no AWS credentials", (), _SET_CREDENTIALS) from error
+        raise InputError(f"{url}: there are no AWS credentials", (), _SET_CREDENTIALS) from error
+
+
+def _connect(bucket: str, prefix: str, credentials: Boto3CredentialProvider) -> S3Store:
+    from obstore.store import S3Store
+
     return S3Store(
         bucket,
         prefix=prefix or None,
         client_options={"allow_http": _is_plain_http()},
         retry_config={"max_retries": 5},
-        credential_provider=provider,
+        credential_provider=credentials,
     )
 
 

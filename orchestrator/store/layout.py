@@ -136,9 +136,12 @@ def create_or_open(root: Path) -> StoreLayout:
     """
     layout = StoreLayout(root.resolve())
     files = layout.files
+    is_new = not files.exists(layout.marker)
+    if is_new:
+        _refuse_foreign_folder(layout)
     if isinstance(files, LocalFiles):
         _make_folders(layout)
-    if not files.exists(layout.marker):
+    if is_new:
         files.publish(layout.marker, _new_marker())
     _read_marker(layout)
     _try_writing(layout)
@@ -162,8 +165,6 @@ def open_existing(root: Path) -> StoreLayout:
 
 
 def _make_folders(layout: StoreLayout) -> None:
-    if not layout.marker.exists():
-        _refuse_foreign_folder(layout.root)
     with storage_faults(layout.root, "no store was made"):
         layout.root.mkdir(parents=True, exist_ok=True)
     for folder in _FOLDERS:
@@ -172,14 +173,15 @@ def _make_folders(layout: StoreLayout) -> None:
         make_folder(layout.inbox(table))
 
 
-def _refuse_foreign_folder(root: Path) -> None:
+def _refuse_foreign_folder(layout: StoreLayout) -> None:
     """A store is made in a new or empty folder; our own subfolders may be there from a creation that was cut short."""
+    root = layout.root
     if root.exists() and not root.is_dir():
         raise InputError(f"{root} is a file, a store is a folder")
-    foreign = sorted({p.name for p in root.iterdir()} - {*_FOLDERS, *_LATER_FOLDERS}) if root.exists() else []
+    foreign = sorted(set(layout.files.names(root)) - {*_FOLDERS, *_LATER_FOLDERS})
     if foreign:
         raise InputError(
-            f"{root} is not empty and is not a store",
+            f"{layout.url} is not empty and is not a store",
             [f"it holds {', '.join(foreign[:5])}{', ...' if len(foreign) > 5 else ''}"],
             "choose a new or empty folder with --store FOLDER",
         )

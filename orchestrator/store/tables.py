@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -45,6 +47,7 @@ from trainers.errors import EnvironmentFault
 Keys: TypeAlias = Any  # a pyarrow array of unit keys
 
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
+REPLACED_S = 3600.0
 LOADS_PER_OPENING = 25  # a DeltaTable grows slower with each commit that it takes in
 
 
@@ -70,6 +73,7 @@ class StoredTable:
         self._layout = layout
         self._loads = 0
         self._delta: DeltaTable | None = None
+        self._options: Mapping[str, str] | None = None  # credentials may run out
         self._keys: dict[Path, Keys] = {}
 
     def refresh(self) -> None:
@@ -121,11 +125,12 @@ class StoredTable:
     def load(self) -> None:
         """Read the log only: `files`, `rows` and `version` are then the newest. raises as refresh"""
         try:
-            if self._delta is None or self._loads >= LOADS_PER_OPENING:
-                where, options = self.storage.name(self.folder), self.storage.options
+            where, options = self.storage.name(self.folder), self.storage.options
+            if self._delta is None or self._loads >= LOADS_PER_OPENING or options != self._options:
                 if not DeltaTable.is_deltatable(where, options):
                     return
                 self._delta, self._loads = DeltaTable(where, storage_options=options), 0
+                self._options = options
             else:
                 self._delta.update_incremental()
             if self._delta.version() == self.version:
@@ -139,6 +144,15 @@ class StoredTable:
         self.files = tuple(self.rows)
         self.version = self._delta.version()
         self._keys = {path: keys for path, keys in self._keys.items() if path in self.rows}
+        if self.storage.remote:
+            self._forget_replaced()
+
+    def _forget_replaced(self) -> None:
+        """Remove this machine's copies of data files that were compacted away an hour ago: nobody reads them now."""
+        for path in self.folder.glob("*.parquet"):
+            with suppress(FileNotFoundError):
+                if path not in self.rows and time.time() - path.stat().st_mtime > REPLACED_S:
+                    path.unlink()
 
     def _waiting(self, keys: Sequence[str]) -> set[str]:
         """Which of these units are in the inbox. On S3 one listing is cheaper than a look at each."""

@@ -62,7 +62,9 @@ def verify(layout: StoreLayout) -> Findings:
     if not layout.files.remote:
         return _verify(layout)
     with TemporaryDirectory(dir=layout.root / "temporary") as folder:
-        return _verify(StoreLayout(make_copy(layout.url, Path(folder))))
+        findings = _verify(StoreLayout(make_copy(layout.url, Path(folder))))
+    findings.damaged = [line.replace(folder, layout.url) for line in findings.damaged]
+    return findings
 
 
 def _verify(layout: StoreLayout) -> Findings:
