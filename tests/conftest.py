@@ -11,26 +11,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: tests s
 
 import pytest
 from hypothesis import settings
-from s3_server import BUCKET, s3_server
+from s3_server import BUCKET, SECRET, s3_server
+from small_corpus import SMALL
 
-from trainers.corpus import BUILTIN_TEXT
-from trainers.tokens import Settings, TrainedTokenizer, prepare
+from trainers.tokens import prepare
 
 settings.register_profile("untimed", deadline=None)  # other processes share the cores
 settings.load_profile("untimed")
-
-SMALL_TEXT = BUILTIN_TEXT.model_copy(
-    update={
-        "domains": tuple(
-            domain.model_copy(update={"max_bytes": 600_000 if domain.role == "mix" else 150_000})
-            for domain in BUILTIN_TEXT.domains
-        ),
-        "max_characters": 10_000,
-    }
-)
-SMALL = Settings(text=SMALL_TEXT, tokenizer=TrainedTokenizer(vocab_size=500, sample_bytes=200_000), shard_tokens=2**26)
-
-SECRET = "a-secret-that-must-not-be-written-anywhere"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,7 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a small built-in corpus with a vocabulary of 500; read it, do not change it."""
-    folder = tmp_path_factory.mktemp("corpora") / "builtin"
+    together = "PYTEST_XDIST_WORKER" in os.environ  # all workers share one: the first prepares it, the others wait
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if together else base) / "corpora" / "builtin"
     prepare("builtin", folder, settings=SMALL)
     return folder
 

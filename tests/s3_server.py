@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+SECRET = "a-secret-that-must-not-be-written-anywhere"
 BUCKET = "studies"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SMALL
+from small_corpus import SMALL
 from test_attempt import BASE, only_leg, planned, train
 from test_cli import geosweep
 from test_evaluate import save

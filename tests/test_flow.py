@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from conftest import SECRET
+from s3_server import SECRET
 from test_store_full_disk import fill, small_disk
 
 from orchestrator.query import Store

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import SECRET
+from s3_server import SECRET
 from store_rows import metric_row, row
 from test_attempt import begin, never, only_leg, planned, stored, train
 from test_live import MACHINE
