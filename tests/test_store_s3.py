@@ -133,7 +133,7 @@ def left_alone_and_removed(layout: StoreLayout, elsewhere: StoreLayout, leg: Leg
     """The same checkpoint again changes nothing; what is given up is gone on both machines, and verify knows why."""
     first, second, last = leg.segments
     before = layout.files.below(layout.root / "checkpoints")
-    registry.recommit(layout, last, attempt=9)
+    registry.recommit(layout, last)
     assert layout.files.below(layout.root / "checkpoints") == before
     assert {(item.tokens, item.segment) for item in registry.held_states(layout)} == {
         (segment.to_tokens, segment.id) for segment in leg.segments
