@@ -17,30 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import matmul_peak, measured, write_json
-from benchmarks.train import LOOPS
-from orchestrator.corpora import prepare_corpus
-from trainers.config import Data, Optimizer, Recipe, Schedule
-from trainers.scales import flops_per_token, model_of
-from trainers.tokens import default_settings, read_manifest
+from benchmarks.measure import matmul_peak, measured, store_with_builtin, write_json
+from benchmarks.train import LOOPS, recipe_of
+from trainers.scales import flops_per_token
 
-SHAPES = {"cuda": (32, 2_048), "cpu": (4, 128)}  # sequences a batch, tokens a sequence
-
-
-def recipe_of(scale: str, corpus: Path, device: str) -> Recipe:
-    batch_size, context = SHAPES[device]
-    return Recipe(
-        model=model_of(
-            "olmo", scale, context=context, vocab_size=50_304, attention="sequential", tied=False, init_std=0.02
-        ),
-        data=Data(corpus="builtin", digest=read_manifest(corpus).digest, repeat=True),
-        optimizer=Optimizer(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, decay_all=True, clip=1.0),
-        schedule=Schedule(shape="constant", peak_lr=1e-3, warmup_tokens=0, decay_tokens=None, final_fraction=1.0),
-        batch_size=batch_size,
-        token_budget=batch_size * context * 10_000,
-        seed=0,
-        precision="bfloat16",
-    )
+SHAPES = {"cuda": (32, 2_048, 50_304), "cpu": (4, 128, 50_304)}  # as in train.py
 
 
 def together(trials: int, *arguments: object, folder: Path) -> list[dict[str, Any]]:
@@ -51,7 +32,7 @@ def together(trials: int, *arguments: object, folder: Path) -> list[dict[str, An
 
 
 def of_scale(scale: str, corpus: Path, folder: Path, given: argparse.Namespace, peak: float) -> dict[str, Any]:
-    recipe = recipe_of(scale, corpus, given.device)
+    recipe = recipe_of(scale, corpus, SHAPES[given.device], "bfloat16")
     path = folder / "recipe.json"
     path.write_text(recipe.model_dump_json())
     arguments = (path, corpus, given.steps, 1, given.device)
@@ -91,9 +72,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="geosweep-gpu-") as name:
         folder = Path(name)
-        store = given.store or folder / "store"
-        if given.store is None:
-            prepare_corpus("builtin", store, None, default_settings("builtin"), again=False, say=print)
+        store = store_with_builtin(given.store, folder / "store")
         corpus = store.resolve() / "corpora" / "builtin"
         peak = statistics.median(matmul_peak(1, device=given.device) for _ in range(3))
         print(f"peak of a matrix product: {peak / 1e12:.2f} TFLOP/s")

@@ -20,10 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measure import write_json
-from orchestrator.corpora import prepare_corpus
+from benchmarks.measure import store_with_builtin, write_json
 from trainers.batches import TrainingSequences, permuted
-from trainers.tokens import default_settings, read_manifest
+from trainers.tokens import read_manifest
 
 BATCH, CONTEXT = 32, 2_048
 FARTHEST = 10**11
@@ -73,9 +72,7 @@ def main() -> None:
         print(read_for(given.one, given.seed, given.seconds))
         return
     with tempfile.TemporaryDirectory(prefix="geosweep-loader-") as folder:
-        store = given.store or Path(folder) / "store"
-        if given.store is None:
-            prepare_corpus("builtin", store, None, default_settings("builtin"), again=False, say=print)
+        store = store_with_builtin(given.store, Path(folder) / "store")
         corpus = store.resolve() / "corpora" / "builtin"
         rates = {readers: readers_together(corpus, readers, given.seconds) for readers in given.readers}
     for readers, rate in rates.items():

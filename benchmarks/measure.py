@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.corpora import prepare_corpus
+from trainers.tokens import default_settings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
@@ -77,6 +80,14 @@ def matmul_peak(threads: int, *, device: str = "cpu", repeats: int = 9) -> float
         seconds.append(time.perf_counter() - started)
     torch.set_num_threads(before)
     return 2 * size**3 / statistics.median(seconds)
+
+
+def store_with_builtin(given: Path | None, new: Path) -> Path:
+    """The store that was given, or a new one with the corpus 'builtin'."""
+    if given is not None:
+        return given
+    prepare_corpus("builtin", new, None, default_settings("builtin"), again=False, say=print)
+    return new
 
 
 def write_json(path: Path | None, content: object) -> None:

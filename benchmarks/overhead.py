@@ -26,11 +26,11 @@ from typing import Any
 import psutil
 import yaml
 
-from orchestrator.corpora import corpus_facts, prepare_corpus
+from benchmarks.measure import store_with_builtin
+from orchestrator.corpora import corpus_facts
 from orchestrator.plan import load_plan
 from orchestrator.query import Store
 from trainers.loop import Execution, Training
-from trainers.tokens import default_settings
 
 _BASE = {"preset": "tiny", "scale": "tiny-32", "context": 32, "batch_size": 8, "repeat": True}
 _STEP = 256  # tokens
@@ -139,9 +139,7 @@ def new_store(folder: Path, corpus: Path) -> Path:
 
 
 def measure(given: argparse.Namespace, scratch: Path) -> Mapping[str, Any]:
-    first = given.store or scratch / "first"
-    if given.store is None:
-        prepare_corpus("builtin", first, None, default_settings("builtin"), again=False, say=print)
+    first = store_with_builtin(given.store, scratch / "first")
     corpus, file = (first / "corpora" / "builtin").resolve(), scratch / "grid.yaml"
     tokens = tokens_of_seconds(first, 1.0)
     file.write_text(grid(given.trials, tokens))

@@ -21,13 +21,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.measure import store_with_builtin
 from evaluators.actors import NICENESS
-from orchestrator.corpora import corpus_facts, prepare_corpus
+from orchestrator.corpora import corpus_facts
 from orchestrator.plan import load_plan
 from orchestrator.spec import find_sweep, read_text
 from trainers.config import Recipe
 from trainers.loop import Execution, Training
-from trainers.tokens import default_settings
 
 _EVALUATE_FOREVER = """
 import os, sys
@@ -114,9 +114,7 @@ def main() -> None:
         sys.exit("two cores are needed")
     with tempfile.TemporaryDirectory(prefix="geosweep-overlap-") as folder:
         scratch = Path(folder)
-        store = given.store or scratch / "store"
-        if given.store is None:
-            prepare_corpus("builtin", store, None, default_settings("builtin"), again=False, say=print)
+        store = store_with_builtin(given.store, scratch / "store")
         alone, beside = compare(store, scratch, given.seconds, given.slice)
     load = os.getloadavg()[0]
     print(f"medians of {len(alone)} slices alone, {len(beside)} beside an evaluator; load average {load:.1f}")

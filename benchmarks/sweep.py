@@ -23,12 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import ratio, write_json
-from orchestrator.corpora import corpus_facts, prepare_corpus
+from benchmarks.measure import ratio, store_with_builtin, write_json
+from orchestrator.corpora import corpus_facts
 from orchestrator.plan import Plan, load_plan
 from orchestrator.query import Store
 from orchestrator.spec import find_sweep, read_text
-from trainers.tokens import default_settings
 
 
 def write_cells(plan: Plan, path: Path) -> None:
@@ -84,9 +83,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="geosweep-sweep-") as name:
         folder = Path(name)
-        store = given.store or folder / "store"
-        if given.store is None:
-            prepare_corpus("builtin", store, None, default_settings("builtin"), again=False, say=print)
+        store = store_with_builtin(given.store, folder / "store")
         path = find_sweep("demo")
         _, plan = load_plan(read_text(path), str(path), corpus_facts(store))
         write_cells(plan, folder / "cells.json")

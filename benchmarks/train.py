@@ -17,11 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import interleaved, matmul_peak, ratio, write_json
-from orchestrator.corpora import prepare_corpus
-from trainers.config import Data, Optimizer, Recipe, Schedule
+from benchmarks.measure import interleaved, matmul_peak, ratio, store_with_builtin, write_json
+from trainers.config import Data, Optimizer, Precision, Recipe, Schedule
 from trainers.scales import flops_per_token, model_of
-from trainers.tokens import default_settings, read_manifest
+from trainers.tokens import read_manifest
 
 SHAPES = {  # scale: sequences a batch, tokens a sequence, entries of the vocabulary
     "tiny-64": (16, 128, 2_048),
@@ -36,20 +35,20 @@ LOOPS = {
 }
 
 
-def recipe_of(scale: str, corpus: Path) -> Recipe:
-    batch_size, context, vocabulary = SHAPES[scale]
-    model = model_of(
-        "olmo", scale, context=context, vocab_size=vocabulary, attention="sequential", tied=False, init_std=0.02
-    )
+def recipe_of(scale: str, corpus: Path, shape: tuple[int, int, int], precision: Precision) -> Recipe:
+    """shape: sequences a batch, tokens a sequence, entries of the vocabulary."""
+    batch_size, context, vocabulary = shape
     return Recipe(
-        model=model,
+        model=model_of(
+            "olmo", scale, context=context, vocab_size=vocabulary, attention="sequential", tied=False, init_std=0.02
+        ),
         data=Data(corpus="builtin", digest=read_manifest(corpus).digest, repeat=True),
         optimizer=Optimizer(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, decay_all=True, clip=1.0),
         schedule=Schedule(shape="constant", peak_lr=1e-3, warmup_tokens=0, decay_tokens=None, final_fraction=1.0),
         batch_size=batch_size,
-        token_budget=batch_size * context * 1000,
+        token_budget=batch_size * context * 10_000,  # more than any measurement trains
         seed=0,
-        precision="float32",
+        precision=precision,
     )
 
 
@@ -109,15 +108,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="geosweep-train-") as folder:
-        store = given.store or Path(folder) / "store"
-        if given.store is None:
-            prepare_corpus("builtin", store, None, default_settings("builtin"), again=False, say=print)
+        store = store_with_builtin(given.store, Path(folder) / "store")
         corpus = store.resolve() / "corpora" / "builtin"
         peak = matmul_peak(given.threads)
         print(f"peak of a matrix product, {given.threads} threads: {peak / 1e9:.0f} GFLOP/s; MiB beyond the imports")
         rows = []
         for scale in given.scales:
-            rows.append(compared(recipe_of(scale, corpus), Path(folder), corpus, given, peak))
+            rows.append(compared(recipe_of(scale, corpus, SHAPES[scale], "float32"), Path(folder), corpus, given, peak))
             show(rows[-1])
         write_json(given.json, rows)
 
