@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,20 +138,30 @@ def new_store(folder: Path, corpus: Path) -> Path:
     return folder
 
 
+def say(name: str, runs: Sequence[Mapping[str, float]]) -> None:
+    wall, ideal = (statistics.median(run[key] for run in runs) for key in ("wall_s", "ideal_s"))
+    print(f"{name:>10}: {wall:7.1f} s, ideal {ideal:7.1f} s, ratio {wall / ideal:.2f}", flush=True)
+
+
 def measure(given: argparse.Namespace, scratch: Path) -> Mapping[str, Any]:
+    """All figures, each printed as soon as it is there."""
     first = store_with_builtin(given.store, scratch / "first")
     corpus, file = (first / "corpora" / "builtin").resolve(), scratch / "grid.yaml"
     tokens = tokens_of_seconds(first, 1.0)
+    print(f"{given.trials} trials of {tokens:,} tokens, {given.slots} slots, {given.repeats} repeats", flush=True)
+    memory = {}
+    for planned in (10, given.planned):
+        file.write_text(grid(planned, _STEP * 4))
+        memory[planned] = driver_memory_mib(new_store(scratch / f"memory-{planned}", corpus), file)
+        print(f"driver of {planned:,} planned trials: {memory[planned]:,.0f} MiB", flush=True)
     file.write_text(grid(given.trials, tokens))
     ours, plain = [], []
     for repeat in range(given.repeats):  # interleaved
         store = new_store(scratch / f"store-{repeat}", corpus)
         ours.append(time_session(store, file, given.slots))
+        say("session", ours)
         plain.append(time_plain_tune(store, file, given.slots, scratch))
-    memory = {}
-    for planned in (10, given.planned):
-        file.write_text(grid(planned, _STEP * 4))
-        memory[planned] = driver_memory_mib(new_store(scratch / f"memory-{planned}", corpus), file)
+        say("plain Tune", plain)
     return {"tokens_a_trial": tokens, "session": ours, "plain_tune": plain, "driver_mib": memory}
 
 
@@ -166,12 +176,6 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="geosweep-overhead-") as folder:
         found = measure(given, Path(folder))
-    print(f"{given.trials} trials of {found['tokens_a_trial']:,} tokens, {given.slots} slots, {given.repeats} repeats")
-    for name in ("session", "plain_tune"):
-        wall, ideal = (statistics.median(run[key] for run in found[name]) for key in ("wall_s", "ideal_s"))
-        print(f"{name:>10}: {wall:7.1f} s, ideal {ideal:7.1f} s, ratio {wall / ideal:.2f}")
-    for planned, mib in found["driver_mib"].items():
-        print(f"driver of {planned:,} planned trials: {mib:,.0f} MiB")
     if given.json:
         given.json.write_text(json.dumps({"load": os.getloadavg(), **vars(given), **found}, indent=2, default=str))
 

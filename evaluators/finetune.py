@@ -34,7 +34,7 @@ from trainers.config import Data, Imported, Optimizer
 from trainers.errors import InputError
 from trainers.head import mean_loss
 from trainers.model import body
-from trainers.optim import build_optimizer, set_learning_rate
+from trainers.optim import AdamW
 
 _TOKENS_PER_FORWARD = 16_384  # bounds the memory of a step; a constant, since the last bits depend on it
 
@@ -158,7 +158,7 @@ def _tuned(
 ) -> PreTrainedModel | None:
     """A fine-tuned copy; None if a loss or a gradient stopped being finite."""
     network = copy.deepcopy(network)
-    optimizer = build_optimizer(network, _optimizer(settings), unembedding)
+    optimizer = AdamW(network, _optimizer(settings), unembedding)
     steps = settings.tokens // (settings.batch_size * context)
     for step in range(1, steps + 1):
         ids_BT = torch.from_numpy(sequences.read((step - 1) * settings.batch_size, settings.batch_size))
@@ -167,8 +167,7 @@ def _tuned(
         norm = clip_grad_norm_(network.parameters(), settings.clip).item()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return None
-        set_learning_rate(optimizer, rate * _share_of_rate(settings, step / steps))
-        optimizer.step()
+        optimizer.step(rate * _share_of_rate(settings, step / steps))
     return network
 
 

@@ -65,6 +65,24 @@ def test_losses_are_those_of_a_plain_loop_over_the_hugging_face_model(family: st
     assert [record.tokens for record in curve] == list(range(STEP, 33 * STEP, STEP))
 
 
+def test_training_does_not_load_the_compiler_of_torch(corpus: Path, tmp_path: Path) -> None:
+    """It is 800 modules, a third of what a worker imports: torch loads it behind calls that look harmless."""
+    (tmp_path / "recipe.json").write_text(recipe_of(corpus).model_dump_json())
+    script = f"""
+import sys
+from pathlib import Path
+from trainers.config import Recipe
+from trainers.loop import Execution, Training
+recipe = Recipe.model_validate_json(Path({str(tmp_path / "recipe.json")!r}).read_text())
+training = Training.fresh(recipe, Path({str(corpus)!r}), Execution())
+training.train_to({2 * STEP}, lambda: False, lambda record: None)
+training.save(Path({str(tmp_path / "checkpoint")!r}), segment="s", history="h", curve=())
+Training.resume(Path({str(tmp_path / "checkpoint")!r}), recipe, Path({str(corpus)!r}), Execution())
+sys.exit(", ".join({{"torch._dynamo", "sympy"}} & sys.modules.keys()) or 0)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_a_snapshot_that_is_written_later_is_the_checkpoint_of_its_moment(corpus: Path, tmp_path: Path) -> None:
     recipe = recipe_of(corpus)
     training = Training.fresh(recipe, corpus, CPU)

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
-from torch.nn.utils import skip_init
 
 from trainers.config import Model
 
@@ -261,17 +260,24 @@ def _attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
     return scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True).transpose(1, 2).flatten(2)
 
 
+class _UnsetLinear(nn.Linear):
+    """Without weights as yet: torch would draw them from the global random state."""
+
+    def reset_parameters(self) -> None: ...
+
+
+class _UnsetEmbedding(nn.Embedding):
+    """As above. torch's own skip_init does the same, and loads its compiler (800 modules) to do so."""
+
+    def reset_parameters(self) -> None: ...
+
+
 def _linear(inputs: int, outputs: int, *, bias: bool) -> nn.Linear:
-    """Without weights: torch would draw them from the global random state."""
-    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias)  # type: ignore[no-untyped-call]
-    return layer
+    return _UnsetLinear(inputs, outputs, bias=bias)
 
 
 def _embedding(model: Model) -> nn.Embedding:
-    layer: nn.Embedding = skip_init(  # type: ignore[no-untyped-call]
-        nn.Embedding, model.vocab_rows, model.hidden_size
-    )
-    return layer
+    return _UnsetEmbedding(model.vocab_rows, model.hidden_size)
 
 
 def _rms_norm(model: Model) -> nn.RMSNorm:

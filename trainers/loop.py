@@ -37,7 +37,7 @@ from trainers.config import Recipe
 from trainers.errors import InputError
 from trainers.head import mean_loss
 from trainers.model import body, build_model, unembedding, unembedding_name
-from trainers.optim import build_optimizer, optimizer_tensors, restore_optimizer, set_learning_rate
+from trainers.optim import AdamW
 from trainers.schedule import learning_rates, step_of
 from trainers.tokens import read_manifest as read_corpus
 
@@ -122,7 +122,7 @@ class Training:
         self.execution = execution
         self.steps = steps
         self.network = network.to(execution.device)
-        self.optimizer = build_optimizer(self.network, recipe.optimizer, unembedding_name(recipe.model))
+        self.optimizer = AdamW(self.network, recipe.optimizer, unembedding_name(recipe.model))
         self._sequences = _open_sequences(recipe, corpus_dir)
         self._body = torch.compile(body(self.network)) if execution.compile else body(self.network)
         # Nothing draws random numbers yet: the state is kept so that a recipe with dropout would resume exactly too.
@@ -146,7 +146,7 @@ class Training:
         training = cls(recipe, corpus_dir, execution, load_network(checkpoint_dir), manifest.steps)
         state = read_state(checkpoint_dir)
         training._random_state = state.pop(RANDOM_STATE)
-        restore_optimizer(training.network, training.optimizer, state, manifest.steps)
+        training.optimizer.restore(state, manifest.steps)
         return training
 
     @property
@@ -188,7 +188,7 @@ class Training:
     def _state(self, *, copied: bool) -> Snapshot:
         settings = self.execution
         weights = {name: parameter.detach() for name, parameter in self.network.named_parameters()}
-        state = {RANDOM_STATE: self._random_state, **optimizer_tensors(self.network, self.optimizer)}
+        state = {RANDOM_STATE: self._random_state, **self.optimizer.tensors()}
         return Snapshot(
             recipe=self.recipe,
             tokens=self.tokens,
@@ -213,8 +213,7 @@ class Training:
         loss = self._accumulate_gradients(ids_BT.to(self.execution.device))
         grad_norm = clip_grad_norm_(self.network.parameters(), recipe.optimizer.clip).item()
         if math.isfinite(loss) and math.isfinite(grad_norm):
-            set_learning_rate(self.optimizer, rate)
-            self.optimizer.step()
+            self.optimizer.step(rate)
             self.steps += 1
         return CurveRecord(
             step=self.steps,
