@@ -36,7 +36,7 @@ from orchestrator.store.inbox import UnitGone, join_units, read_unit, read_units
 from orchestrator.store.layout import StoreLayout, open_existing
 from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file, fetch_data_file
 from orchestrator.views import (
-    REPEATED_SEGMENTS_QUERY,
+    REPEATED_QUERIES,
     RESULT_COLUMNS_QUERY,
     STATE_VIEWS,
     TABLE_VIEWS,
@@ -44,9 +44,9 @@ from orchestrator.views import (
     curves_view,
     name_result_columns,
     results_views,
+    segments_view,
 )
 from trainers.errors import EnvironmentFault, InputError, nearest
-from trainers.tokens import read_manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,6 +63,7 @@ _MISSING_COLUMN = re.compile(r'olumn (?:named )?"([^"]+)"')
 _WORD = re.compile(r"\w+")
 _WIDE = {"result_columns", "results", "final"}
 _DEFINITIONS = {**STATE_VIEWS, **dict.fromkeys(_WIDE, f"{RESULT_COLUMNS_QUERY} trials trial_checkpoints")}
+_ONE_PER_KEY = {"segments": segments_view, "curves": curves_view}
 _MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
@@ -169,7 +170,7 @@ class _Source:
     def unfolded(self) -> pa.Table:
         """The rows of all units in one piece: thousands of pieces are slow to scan."""
         if not self.units:
-            return self.stored.spec.schema.empty_table()
+            return pa.Table.from_batches([], self.stored.spec.schema)  # its own empty_table would load pandas
         whole, parts = join_units(list(self.units.values()))
         self.units = dict(zip(self.units, parts, strict=True))
         return whole
@@ -192,7 +193,8 @@ class Store:
         self._curves = _UnfoldedCurves(self._layout.files)
         self._columns: list[ResultColumn] | None = None  # found when first asked for
         self._kept: set[str] = set()  # views that stand for rows that were computed
-        self._curves_are_clear = False  # the view knows which segments have several attempts
+        self._cleared: set[str] = set()  # tables whose view knows which segments have several attempts
+        self._corpora_are_read = False
         self._database = _connect(self._layout.root / "tables")
         self._database.register("unfolded_curves", self._curves)
         self.refresh()
@@ -219,9 +221,10 @@ class Store:
         for source in changed:
             self._register(source)
         self._curves.paths = self._sources["curves"].stored.unfolded
-        self._database.register("corpora", _corpora(self._layout.root))
+        self._corpora_are_read = False
         if changed:
-            self._columns, self._curves_are_clear = None, False
+            self._columns = None
+            self._cleared.clear()
         return bool(changed)
 
     def sql(self, text: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> Answer:
@@ -244,12 +247,17 @@ class Store:
                 if not (left and self.refresh()):
                     raise fault or self._refusal(error) from error
 
-    def keep(self, view: str) -> None:
-        """Answer one state view now, and use these rows until the next `refresh`: several questions cost it once."""
+    def keep(self, view: str, columns: Sequence[str]) -> None:
+        """Answer one state view now, and use these rows until the next `refresh`: several questions cost it once.
+
+        columns   what the questions are about; meanwhile the view has no others
+        """
         while True:
             try:
                 self._prepare(view)
-                self._database.execute(f"create or replace temp table kept_{view} as select * from {view}")
+                self._database.execute(
+                    f"create or replace temp table kept_{view} as select {', '.join(columns)} from {view}"
+                )
                 break
             except (duckdb.IOException, DataFileGone):
                 if not self.refresh():
@@ -324,12 +332,15 @@ class Store:
     def _prepare(self, text: str) -> None:
         """Check the data files that a query may read, and make the metric columns if it may use them."""
         used = _tables_of(text)
+        if "corpora" in used and not self._corpora_are_read:
+            self._database.register("corpora", _corpora(self._layout.root))
+            self._corpora_are_read = True
         for table in used & schema.TABLES.keys():
             self._sources[table].check()
-        if "curves" in used and not self._curves_are_clear:
-            repeated = self._database.sql(REPEATED_SEGMENTS_QUERY).fetchall()
-            self._create({"curves": curves_view([segment for (segment,) in repeated])})
-            self._curves_are_clear = True
+        for table in used & REPEATED_QUERIES.keys() - self._cleared:
+            repeated = [segment for (segment,) in self._database.sql(REPEATED_QUERIES[table]).fetchall()]
+            self._create({table: _ONE_PER_KEY[table](repeated)})
+            self._cleared.add(table)
         if used & _WIDE:
             self._find_columns()
 
@@ -378,6 +389,8 @@ def export(store: Store, folder: Path) -> dict[str, int]:
 
 
 def _corpora(root: Path) -> pa.Table:
+    from trainers.tokens import read_manifest  # few questions are about corpora
+
     manifests = [read_manifest(folder) for folder in corpus_folders(root)]
     rows = [
         {
@@ -422,7 +435,7 @@ def _tables_of(text: str) -> set[str]:
     left = {text}
     while left:
         words = set(_WORD.findall(left.pop().casefold()))
-        new = words & (_DEFINITIONS.keys() | schema.TABLES.keys()) - used
+        new = words & (_DEFINITIONS.keys() | schema.TABLES.keys() | {"corpora"}) - used
         used |= new
         left |= {_DEFINITIONS[name] for name in new & _DEFINITIONS.keys()}
     return used

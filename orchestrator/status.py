@@ -93,7 +93,7 @@ def read_status(store: Store, name: str | None, where: str = "") -> list[SweepSt
     }
     if name is not None and name not in revisions:
         raise InputError(f"the store has no sweep '{name}'{nearest(name, revisions)}")
-    store.keep("evaluations")
+    store.keep("evaluations", ("sweep", "revision", "segment", "evaluator", "state", "reason"))
     return [_status(store, sweep, revisions[sweep], where) for sweep in ([name] if name is not None else revisions)]
 
 
@@ -129,8 +129,9 @@ def _status(store: Store, sweep: str, revision: str, where: str) -> SweepStatus:
 
 
 _FAILED_SEGMENTS = """
-    select s.reason, count(distinct s.segment) as count from segments s
-    where s.state = ? and s.segment in (select segment from chains join latest using (sweep, revision) where sweep = ?)
+    select s.state, s.reason, count(distinct s.segment) as count from segments s
+    where s.state in ('failed', 'diverged')
+        and s.segment in (select segment from chains join latest using (sweep, revision) where sweep = ?)
     group by all order by count desc, reason"""
 _FAILED_EVALUATIONS = """
     select evaluator, reason, count(*) as count from evaluations where sweep = ? and state = 'failed'
@@ -141,7 +142,10 @@ _DEAD_ATTEMPTS = """
 
 
 def _failures(store: Store, sweep: str, where: str) -> Iterator[Failure]:
-    for row in store.sql(_FAILED_SEGMENTS, ["failed", sweep]).rows():
+    ended: dict[str, list[dict[str, Any]]] = {"failed": [], "diverged": []}
+    for row in store.sql(_FAILED_SEGMENTS, [sweep]).rows():
+        ended[row.pop("state")].append(row)
+    for row in ended["failed"]:
         yield Failure(kind="training", what="segments failed", **row, retry=f"geosweep resume {sweep}{where}")
     for row in store.sql(_FAILED_EVALUATIONS, [sweep]).rows():
         evaluator = row.pop("evaluator")
@@ -149,7 +153,7 @@ def _failures(store: Store, sweep: str, where: str) -> Iterator[Failure]:
         yield Failure(kind="evaluation", what=f"{evaluator} evaluations failed", **row, retry=retry)
     for row in store.sql(_DEAD_ATTEMPTS, [sweep, list(KINDS)]).rows():
         yield Failure(kind="attempt", what="attempts died and were repeated", **row, retry="")
-    for row in store.sql(_FAILED_SEGMENTS, ["diverged", sweep]).rows():
+    for row in ended["diverged"]:
         yield Failure(kind="diverged", what="segments diverged, which is a result", **row, retry="")
 
 

@@ -18,19 +18,20 @@ from orchestrator.schema import TABLES, TRIALS
 
 TABLE_VIEWS: Mapping[str, str] = MappingProxyType(
     {
-        **{name: f"select * from stored_{name}" for name in TABLES},
-        # A unit is one file and its rows have different keys, so only segments and curves can hold a key twice.
-        "segments": """
-            select * from stored_segments
-            qualify row_number() over (
-                partition by segment
-                order by case state when 'committed' then 0 when 'diverged' then 1 else 2 end, time desc, reason
-            ) = 1""",
-        "curves": "select * from stored_curves",  # as long as no segment has two attempts: see curves_view
+        name: f"select * from stored_{name}"
+        for name in TABLES
+        # A unit is one file and its rows have different keys, so only segments and curves can hold a key twice: where
+        # they do, segments_view and curves_view take the place of these.
     }
 )
 
-REPEATED_SEGMENTS_QUERY = "select segment from stored_curves group by segment having min(attempt) < max(attempt)"
+REPEATED_QUERIES: Mapping[str, str] = MappingProxyType(
+    {
+        "segments": "select segment from stored_segments group by segment having count(*) > 1",
+        "curves": "select segment from stored_curves group by segment having min(attempt) < max(attempt)",
+    }
+)
+"""Which segments have several rows of a key in one of these tables."""
 
 STATE_VIEWS: Mapping[str, str] = MappingProxyType(
     {
@@ -164,11 +165,26 @@ STATE_VIEWS: Mapping[str, str] = MappingProxyType(
 )
 
 
+def segments_view(repeated: Sequence[str]) -> str:
+    """SQL of segments, where an end counts before a failure, and of two ends the newer.
+
+    repeated  answers of REPEATED_QUERIES; without any the table is what it is, and costs no sorting
+    """
+    if not repeated:
+        return TABLE_VIEWS["segments"]
+    return """
+        select * from stored_segments
+        qualify row_number() over (
+            partition by segment
+            order by case state when 'committed' then 0 when 'diverged' then 1 else 2 end, time desc, reason
+        ) = 1"""
+
+
 def curves_view(repeated: Sequence[str]) -> str:
     """SQL of curves, where the newest attempt counts.
 
-    repeated  segments with curves of several attempts, answers of REPEATED_SEGMENTS_QUERY. They are named, since a
-              filter on other segments would not get past a window: one curve would cost a look at all of them
+    repeated  answers of REPEATED_QUERIES. They are named, since a filter on other segments would not get past a
+              window: one curve would cost a look at all of them
     """
     if not repeated:
         return TABLE_VIEWS["curves"]

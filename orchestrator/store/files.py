@@ -163,7 +163,8 @@ class LocalFiles:
             if not folder.exists():
                 return []
             with os.scandir(folder) as entries:
-                return sorted(folder / entry.name for entry in entries if entry.is_file())
+                names = sorted(entry.name for entry in entries if entry.is_file())  # text sorts faster than paths
+            return [folder / name for name in names]
 
     def below(self, folder: Path) -> list[Path]:
         with storage_faults(folder, "it was not read"):

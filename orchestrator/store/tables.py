@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -93,7 +94,7 @@ class StoredTable:
 
     def folded_units(self, keys: Collection[str]) -> dict[str, pa.Table]:
         """The rows of those of these units that are in the Delta table at `version`, sorted by key as in the inbox."""
-        wanted = pa.array(sorted(keys), pa.string())
+        wanted = _array_of(sorted(keys))
         files = [path for path in self.files if pc.any(pc.is_in(wanted, value_set=self._keys_of(path))).as_py()]
         rows = [read_data_file(self.storage, path, self.spec, None, wanted) for path in files]
         found: dict[str, pa.Table] = {}
@@ -135,7 +136,8 @@ class StoredTable:
                 self._delta.update_incremental()
             if self._delta.version() == self.version:
                 return
-            found = pa.table(self._delta.get_add_actions()).select(["path", "num_records"]).to_pylist()
+            actions = pa.RecordBatchReader.from_stream(self._delta.get_add_actions())  # pa.table would load pandas
+            found = actions.read_all().select(["path", "num_records"]).to_pylist()
         except (DeltaError, OSError, ValueError) as error:
             what = f"{self.folder / '_delta_log'}: cannot be read ({reason(error)})"
             raise EnvironmentFault("corrupt_file", what, "mend it: geosweep store compact") from error
@@ -164,7 +166,7 @@ class StoredTable:
     def _folded(self, keys: Collection[str]) -> set[str]:
         if not keys:
             return set()
-        wanted = pa.array(sorted(keys), pa.string())
+        wanted = _array_of(sorted(keys))
         found: set[str] = set()
         for path in self.files:
             found.update(pc.filter(wanted, pc.is_in(wanted, value_set=self._keys_of(path))).to_pylist())
@@ -222,7 +224,7 @@ def read_data_file(
     """
     check_data_file(files, path)
     names = spec.folded_schema.names if columns is None else list(columns)
-    rows = _read(path, columns=names, filters=None if units is None else pc.field(UNIT_KEY.name).isin(units))
+    rows = _read(path, names, units)
     if not rows.schema.equals(pa.schema([spec.folded_schema.field(name) for name in names])):
         raise EnvironmentFault("corrupt_file", f"{path}: its columns are not those of table {spec.name}", RESTORE)
     return rows
@@ -231,8 +233,15 @@ def read_data_file(
 def distinct_keys(files: Files, path: Path) -> Keys:
     """Keys of the units whose rows are in a data file. raises as read_data_file"""
     check_data_file(files, path)
-    keys = _read(path, columns=[UNIT_KEY.name], read_dictionary=[UNIT_KEY.name]).column(0)
-    return pc.unique(keys).cast(pa.string())
+    groups = _read(path, [UNIT_KEY.name], dictionaries=[UNIT_KEY.name]).column(0).chunks
+    return pa.chunked_array([group.dictionary for group in groups], pa.string()).unique()
+
+
+def _array_of(keys: Sequence[str]) -> Keys:
+    """As pa.array, which would load pandas (0.3 s) to see whether the list is one of its own."""
+    encoded = [key.encode() for key in keys]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(keys), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
 
 
 def check_data_file(files: Files, path: Path) -> None:
@@ -261,9 +270,13 @@ def reason(error: Exception) -> str:
     return " ".join(_DECORATION.sub(" ", str(error)).split())
 
 
-def _read(path: Path, **options: Any) -> pa.Table:
+def _read(path: Path, columns: Sequence[str], units: Keys | None = None, dictionaries: Sequence[str] = ()) -> pa.Table:
+    checked = {"memory_map": True, "page_checksum_verification": True, "read_dictionary": list(dictionaries)}
     try:
-        return pq.read_table(path, memory_map=True, page_checksum_verification=True, **options)
+        if units is None:  # not read_table: it would load pandas
+            with pq.ParquetFile(path, **checked) as file:
+                return file.read(list(columns))
+        return pq.read_table(path, columns=list(columns), filters=pc.field(UNIT_KEY.name).isin(units), **checked)
     except FileNotFoundError as error:
         raise DataFileGone("corrupt_file", f"{path}: the file is missing", RESTORE) from error
     except UNREADABLE as error:
