@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.query import Store, write_result
-from orchestrator.report.page import Report, converted, make_report, page_of, vector
+from orchestrator.report.page import VEGA_LITE, Report, converted, make_report, page_of, vector
+from orchestrator.report.vega import vega_script
 from orchestrator.store.durable import storage_faults
 from orchestrator.store.layout import open_existing
 from orchestrator.store.sweeps import stored_sweep
@@ -65,7 +66,7 @@ def write_bundle(store: Store, root: Path, sweep: str, target: Path) -> int:
 def _files(store: Store, root: Path, report: Report) -> Iterator[tuple[str, bytes]]:
     study = report.study
     yield "README.md", readme(report).encode()
-    yield "report.html", page_of(report).encode()
+    yield "report.html", page_of(report, vega_script(VEGA_LITE)).encode()
     yield "statistics.json", (json.dumps(as_json(study, report.found), indent=1) + "\n").encode()
     yield "sweep.yaml", stored_sweep(open_existing(root), study.sweep).read_bytes()
     for name, text in TABLES.items():

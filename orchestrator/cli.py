@@ -538,12 +538,9 @@ def report(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Write one page with the figures and tables of a sweep, or its figures as single files."""
-    from orchestrator.query import Store
-    from orchestrator.report import page
+    from orchestrator.report.write import write_report
 
-    with Store(store) as opened:
-        written = page.write_report(opened, store, name, form, figure, to)
-    for path in written:
+    for path in write_report(store, name, form, figure, to):
         out.print(f"{name}: {path}", soft_wrap=True, markup=False)
 
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import pandas as pd
 
@@ -97,15 +97,21 @@ class Study:
         return next(iter([*named, *self.predictors]), None)
 
 
+def current_revision(store: Store, root: Path, sweep: str) -> str:
+    """The revision of a sweep that counts. raises InputError with the nearest name if the store has no such sweep"""
+    revisions = {row["sweep"]: row["revision"] for row in store.sql("select sweep, revision from latest").rows()}
+    if sweep not in revisions:
+        next_step = "start one: geosweep run SWEEP"
+        raise InputError(f"the store {root} has no sweep '{sweep}'{nearest(sweep, revisions)}", (), next_step)
+    return str(revisions[sweep])
+
+
 def read_study(store: Store, root: Path, sweep: str) -> Study:
     """The current revision of a sweep.
 
     raises  InputError with the nearest name if the store has no such sweep
     """
-    revisions = {row["sweep"]: row["revision"] for row in store.sql("select sweep, revision from latest").rows()}
-    if sweep not in revisions:
-        next_step = "start one: geosweep run SWEEP"
-        raise InputError(f"the store {root} has no sweep '{sweep}'{nearest(sweep, revisions)}", (), next_step)
+    revision = current_revision(store, root, sweep)
     cells = store.sql(cells_sql(sweep)).pandas()
     recipes = [_flat(json.loads(text)) for text in cells["recipe"]]
     names = _axis_columns(json.loads(text) for text in cells["varied"])
@@ -118,8 +124,8 @@ def read_study(store: Store, root: Path, sweep: str) -> Study:
         cells[name] = pd.to_numeric(cells[name]).astype(float)
     return Study(
         sweep=sweep,
-        revision=revisions[sweep],
-        question=_question(root, sweep, revisions[sweep]),
+        revision=revision,
+        question=_question(root, sweep, revision),
         cells=cells,
         axes=tuple(name for name in names if cells[name].nunique() > 1),
         measures=measures,
@@ -147,18 +153,31 @@ def relative_learning_rates(cells: pd.DataFrame) -> pd.Series[float]:
 
 
 def findings(study: Study, mixed: Sequence[str] | None = None) -> Findings:
-    """The statistics of a study; the loss in distribution is a predictor too, since geometry has to beat it.
+    """The statistics of a study.
 
     mixed   outcomes that get a mixed-effects model; default: all that come from fine-tuning
     """
+    return analyse(study.cells, **questions(study, mixed))
+
+
+class Questions(TypedDict):
+    """What statistics.analyse is asked about the cells."""
+
+    axes: Sequence[str]
+    predictors: Sequence[str]
+    outcomes: Sequence[str]
+    mixed: Sequence[str]
+
+
+def questions(study: Study, mixed: Sequence[str] | None = None) -> Questions:
+    """As findings asks them; the loss in distribution is a predictor too, since geometry has to beat it."""
     loss = [] if study.main_loss is None else [study.main_loss]
-    return analyse(
-        study.cells,
-        axes=study.axes,
-        predictors=[*study.predictors, *loss],
-        outcomes=study.outcomes,
-        mixed=study.of_kind("finetune", "forgetting") if mixed is None else mixed,
-    )
+    return {
+        "axes": study.axes,
+        "predictors": [*study.predictors, *loss],
+        "outcomes": study.outcomes,
+        "mixed": study.of_kind("finetune", "forgetting") if mixed is None else mixed,
+    }
 
 
 def as_json(study: Study, found: Findings) -> dict[str, Any]:

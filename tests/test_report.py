@@ -22,7 +22,8 @@ from test_cli import geosweep
 
 from orchestrator.query import Store
 from orchestrator.report.effects import counterexamples, matched_sets
-from orchestrator.report.page import Report, find_figure, image, make_report, page_of
+from orchestrator.report.page import VEGA_LITE, Report, find_figure, image, make_report, page_of
+from orchestrator.report.vega import vega_script
 from orchestrator.store.layout import create_or_open
 from orchestrator.study import Study, read_study
 from trainers.errors import InputError
@@ -49,7 +50,7 @@ def report(root: Path) -> Report:
 @pytest.fixture(scope="module")
 def page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(page_of(report), encoding="utf-8")
+    path.write_text(page_of(report, vega_script(VEGA_LITE)), encoding="utf-8")
     return path
 
 
@@ -152,7 +153,7 @@ def test_a_sweep_with_little_or_nothing_finished_gets_a_page_that_says_what_is_m
     make_study_store(root, scales=("4M",), batches=(32,), checkpoints=2, finished=finished, diverged=diverged)
     with Store(root) as store:
         report = make_report(store, root, "study")
-    text = page_of(report)
+    text = page_of(report, script="")
     missing = [figure for figure in report.figures if figure.missing]
     assert missing
     assert all(figure.missing in text.replace("&#39;", "'") for figure in missing)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,14 +23,13 @@ from orchestrator.report import effects, figures, matrices, style, tables
 from orchestrator.report.figures import Figure
 from orchestrator.report.matrices import NAMES_PX, SLANT_PX
 from orchestrator.statistics import Association, Findings
-from orchestrator.store.durable import storage_faults
 from orchestrator.study import Study, findings, read_study
 from trainers.errors import InputError, nearest
 
 HERE = Path(__file__).parent
 ImageFormat = Literal["png", "pdf", "svg"]
 PANEL_WIDTH = 420
-_VEGA_LITE = ".".join(alt.VEGALITE_VERSION.split(".")[:2])
+VEGA_LITE = ".".join(alt.VEGALITE_VERSION.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,49 +74,35 @@ def make_report(store: Store, root: Path, sweep: str) -> Report:
     raises  InputError with the nearest name if the store has no such sweep
     """
     study = read_study(store, root, sweep)
-    found = findings(study)
-    with debug_mode(False):  # no validation of every part while it is built: the tests validate the whole specs
-        return Report(study=study, found=found, sections=_sections(store, root, study, found))
+    return report_of(store, root, study, lambda: findings(study))
 
 
-def report_page(store: Store, root: Path, sweep: str) -> str:
-    """The report as one HTML document."""
-    with ThreadPoolExecutor(1) as aside:
-        bundle = aside.submit(_vega_bundle)  # takes seconds of its own, so it is made beside the statistics
-        report = make_report(store, root, sweep)
-        return _html(report, bundle.result())
-
-
-def page_of(report: Report) -> str:
-    """The HTML document of a report that is made already."""
-    return _html(report, _vega_bundle())
-
-
-def write_report(
-    store: Store, root: Path, sweep: str, form: Literal["html"] | ImageFormat, figure: str | None, target: Path | None
-) -> list[Path]:
-    """Write the page, or figures as images; returns the files.
-
-    figure   one figure by its key; None: all that can be drawn
-    target   the file; for several figures their folder; default: report.html, or the figures' keys in this folder
-    raises   InputError for an unknown sweep or figure; EnvironmentFault when a file cannot be written
-    """
-    if form == "html":
-        if figure is not None:
-            raise InputError("html is the whole page", (), "for one figure add --format png, pdf or svg")
-        content = {target or Path("report.html"): report_page(store, root, sweep).encode()}
-    else:
-        report = make_report(store, root, sweep)
-        if figure is not None:
-            content = {target or Path(f"{figure}.{form}"): image(find_figure(report, figure), form)}
-        else:
-            drawn = [one for one in report.figures if not one.missing]
-            content = {(target or Path()) / f"{one.key}.{form}": image(one, form) for one in drawn}
-    for path, data in content.items():
-        with storage_faults(path, "it was not written"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-    return list(content)
+def page_of(report: Report, script: str) -> str:
+    """The report as one HTML document. script: vega.vega_script for VEGA_LITE"""
+    study, found = report.study, report.found
+    drawn = [figure for figure in report.figures if not figure.missing]
+    specs = {
+        f"{figure.key}-{place}": _panel_spec(figure, panel)
+        for figure in drawn
+        for place, panel in enumerate(figure.panels)
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template("page.html.j2").render(
+        study=study,
+        sections=report.sections,
+        answer=_answer(study, _main(study, found)),
+        tiles=_tiles(study, found),
+        warnings=found.warnings,
+        version=_version(),
+        css=(HERE / "page.css").read_text(encoding="utf-8"),
+        js=(HERE / "page.js").read_text(encoding="utf-8"),
+        bundle=script.replace("</script", "<\\/script"),
+        data=_json({figure.key: figure.rows for figure in drawn}),
+        panels=_json(specs),
+        config=_json(style.CONFIG),
+    )
 
 
 def find_figure(report: Report, key: str) -> Figure:
@@ -146,7 +130,7 @@ def vector(figure: Figure) -> str:
     chart = chart.resolve_scale(color="independent", shape="independent")
     spec = chart.to_dict(validate=False)
     spec |= {"config": dict(style.CONFIG), "datasets": spec.get("datasets", {}) | {figure.key: list(figure.rows)}}
-    return str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE))
+    return str(vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE))
 
 
 def converted(svg: str, form: ImageFormat) -> bytes:
@@ -161,16 +145,32 @@ def converted(svg: str, form: ImageFormat) -> bytes:
 # --- sections -------------------------------------------------------------------------------------------------------
 
 
-def _sections(store: Store, root: Path, study: Study, found: Findings) -> tuple[Section, ...]:
-    return (
-        _rank_section(study),
-        _association_section(study, found),
-        Section(
+def report_of(store: Store, root: Path, study: Study, find: Callable[[], Findings]) -> Report:
+    """All sections of a study; `find` is called when everything is done that does without its findings."""
+    with debug_mode(False):  # no validation of every part while it is built: the tests validate the whole specs
+        rank = _rank_section(study)
+        later = _later_sections(store, study)
+        provenance = Section(
+            key="provenance",
+            title="Where the numbers come from",
+            lede="What made the checkpoints and the metrics behind this page.",
+            tables=(TablePart(title="Provenance", content=tables.provenance(store, study)),),
+        )
+        losses = figures.other_losses(study)
+        found = find()
+        others = Section(
             key="other-losses",
             title="Other texts",
             lede="Which tells the loss on other texts: the loss in distribution, or a geometry metric?",
-            figures=(figures.other_losses(study), matrices.predictor_figure(study, found.associations)),
-        ),
+            figures=(losses, matrices.predictor_figure(study, found.associations)),
+        )
+        cells = _cells_section(study, found, root)
+        sections = (rank, _association_section(study, found), others, *later, cells, provenance)
+    return Report(study=study, found=found, sections=sections)
+
+
+def _later_sections(store: Store, study: Study) -> tuple[Section, ...]:
+    return (
         Section(
             key="recipe",
             title="What the recipe does",
@@ -192,13 +192,6 @@ def _sections(store: Store, root: Path, study: Study, found: Findings) -> tuple[
                 figures.downstream(study, "forgetting", "Forgetting: loss on the old text", "forgetting"),
                 figures.downstream(study, "quantisation", "Quantisation", "quantize"),
             ),
-        ),
-        _cells_section(study, found, root),
-        Section(
-            key="provenance",
-            title="Where the numbers come from",
-            lede="What made the checkpoints and the metrics behind this page.",
-            tables=(TablePart(title="Provenance", content=tables.provenance(store, study)),),
         ),
     )
 
@@ -257,33 +250,6 @@ def _cells_section(study: Study, found: Findings, root: Path) -> Section:
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def _html(report: Report, bundle: str) -> str:
-    study, found = report.study, report.found
-    drawn = [figure for figure in report.figures if not figure.missing]
-    specs = {
-        f"{figure.key}-{place}": _panel_spec(figure, panel)
-        for figure in drawn
-        for place, panel in enumerate(figure.panels)
-    }
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.get_template("page.html.j2").render(
-        study=study,
-        sections=report.sections,
-        answer=_answer(study, _main(study, found)),
-        tiles=_tiles(study, found),
-        warnings=found.warnings,
-        version=_version(),
-        css=(HERE / "page.css").read_text(encoding="utf-8"),
-        js=(HERE / "page.js").read_text(encoding="utf-8"),
-        bundle=bundle.replace("</script", "<\\/script"),
-        data=_json({figure.key: figure.rows for figure in drawn}),
-        panels=_json(specs),
-        config=_json(style.CONFIG),
-    )
-
-
 def _panel_spec(figure: Figure, panel: Any) -> dict[str, Any]:
     spec: dict[str, Any] = panel.to_dict(validate=False)
     spec.pop("config", None)  # one for all panels, in the page's script
@@ -299,13 +265,6 @@ def _json(value: object) -> str:
 
 def _plain(value: Any) -> Any:
     return value.item()  # a number of numpy
-
-
-def _vega_bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script that sets window.vegaEmbed."""
-    import vl_convert
-
-    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=_VEGA_LITE))
 
 
 def _main(study: Study, found: Findings) -> Association | None:
