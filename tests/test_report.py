@@ -54,6 +54,19 @@ def page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_the_scripts_of_the_page_are_made_once_and_where_they_cannot_be_kept_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEOSWEEP_CACHE", str(tmp_path / "cache"))
+    script = vega_script(VEGA_LITE)
+    assert "window.vegaEmbed" in script
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_text("kept", encoding="utf-8")
+    assert vega_script(VEGA_LITE) == "kept"
+    monkeypatch.setenv("GEOSWEEP_CACHE", "/proc/nowhere")
+    assert vega_script(VEGA_LITE) == script
+
+
 # --- figures --------------------------------------------------------------------------------------------------------
 
 

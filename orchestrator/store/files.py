@@ -353,7 +353,7 @@ def folder_of(store: str) -> Path:
         return Path(store)
     bucket, prefix = _bucket_and_prefix(store)
     name = f"{bucket}/{prefix}".rstrip("/")
-    return make_copy(S3 + name, _cache_folder() / quote(name, safe=""))
+    return make_copy(S3 + name, cache_folder() / quote(name, safe=""))
 
 
 def make_copy(url: str, folder: Path) -> Path:
@@ -393,7 +393,8 @@ def _bucket_and_prefix(url: str) -> tuple[str, str]:
     return bucket, "/".join(parts)
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where this machine keeps what it can make or fetch again; may be removed at any time."""
     if chosen := os.environ.get("GEOSWEEP_CACHE"):
         return Path(chosen).resolve()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "geosweep"
