@@ -29,7 +29,6 @@ from evaluators.config import (
     settings_from,
 )
 from evaluators.evaluate import evaluate, fine_tune_checkpoint
-from evaluators.hub import refuse_existing, save_model, tokenizer_of
 from evaluators.metrics import MetricValue
 from trainers.checkpoint import read_manifest
 from trainers.errors import GeosweepError, InputError
@@ -59,6 +58,8 @@ def _evaluated(given: argparse.Namespace, settings: EvaluatorSettings) -> list[M
 
 def _kept(given: argparse.Namespace, asked: Sequence[EvaluatorSettings]) -> Sequence[MetricValue]:
     """The values of one fine-tuning, whose weights are written."""
+    from evaluators.hub import refuse_existing, save_model, tokenizer_of  # loads transformers: for this use alone
+
     if len(asked) != 1 or not isinstance(asked[0], FinetuneSettings):
         raise InputError("--keep: needs one --settings of evaluator finetune, nothing was evaluated")
     refuse_existing(given.keep)

@@ -22,9 +22,10 @@ class EvaluationActor:
     """Evaluates one checkpoint at a time, with `threads` CPU threads; the caller makes it an actor."""
 
     def __init__(self, threads: int) -> None:
+        os.nice(NICENESS)  # before the import, which takes as long as a tiny trial
+
         import torch
 
-        os.nice(NICENESS)
         torch.set_num_threads(threads)
 
     def evaluate(self, checkpoint: str, settings: dict[str, Any], corpora: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ What is asked for is stored first, under the sweep's current revision: killed an
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from orchestrator.plan import Evaluation
 from orchestrator.progress import Counts, Screen
 from orchestrator.query import Store
 from orchestrator.reach import require_visible_store
-from orchestrator.run import POLL_S, SessionEnd, session_ray, stop_signals
+from orchestrator.run import SessionEnd, poll_seconds, session_ray, stop_signals
 from orchestrator.spec import read_text
 from orchestrator.store import registry
 from orchestrator.store.checkpoints import has_checkpoint
@@ -122,7 +121,7 @@ def _session(
             while pool.poll(committed) and not stopping.is_set() and not layout.files.exists(stop_file(layout, sweep)):
                 screen.counts(_counts(ledger, failures))
                 activity.evaluations(pool.at_work)
-                time.sleep(POLL_S)
+                pool.attend(committed, poll_seconds(layout))
             failures = pool.failures
     return SessionEnd(
         sweep=sweep,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -194,6 +195,16 @@ class EvaluationPool:
             path = str(Path(item.folder).relative_to(self._layout.root))
             self._running[actor.evaluate_stored.remote(self._layout.url, path, settings)] = (actor, item)
         return len(self._queue) + len(self._running) + len(self._unsaved)
+
+    def attend(self, committed: Collection[str], seconds: float) -> None:
+        """Poll as often as an actor gets free, for so long: an evaluation may take less than a turn of the caller."""
+        import ray
+
+        until = time.monotonic() + seconds
+        while self._running and (left := until - time.monotonic()) > 0:
+            if ray.wait(list(self._running), timeout=left)[0]:
+                self.poll(committed)
+        time.sleep(max(0.0, until - time.monotonic()))
 
     @property
     def at_work(self) -> tuple[Evaluation, ...]:

@@ -47,8 +47,8 @@ if TYPE_CHECKING:  # Ray is for sessions that have something to do
     from orchestrator.evals import EvaluationPool
 
 POLL_S = 0.2
-NODES_MAY_COME_S = 30.0
 POLL_S_REMOTE = 1.0  # a look at S3 is a request that is paid for
+NODES_MAY_COME_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +163,15 @@ class _Session:
         self._is_full = False
         return owed > 0 or bool(self._to_store)
 
+    def _attend(self, pool: EvaluationPool, seconds: float) -> None:
+        """Wait for the next look at everything; meanwhile no evaluator waits."""
+        try:
+            pool.attend(self._committed, seconds)
+        except EnvironmentFault as fault:
+            if not is_full(fault):
+                raise
+            time.sleep(seconds)  # the next look says so
+
     def _record(self, kind: str, segment: str, detail: str) -> None:
         """Have the main thread store an event of now: Tune's thread must not wait for a disk."""
         record = partial(registry.record_event, self._layout, kind, self._plan.sweep, segment)
@@ -195,7 +204,7 @@ class _Session:
                     tune.stop()
                     told = True
                 working = alive or (owed and not told)
-                time.sleep(POLL_S_REMOTE if self._layout.files.remote else POLL_S)
+                self._attend(pool, poll_seconds(self._layout))
         if self._hopeless:
             raise EnvironmentFault("unknown", self._hopeless, "mend the cause, then give the same command again")
         self._faults += [f"{name}: {reason}" for name, reason in pool.failures.items()]
@@ -346,6 +355,11 @@ class _Session:
             stopped=self._stopping.is_set(),
             problems=(*not_kept, *self._faults, *(f"{segment}: {reason}" for segment, reason in self._failed.items())),
         )
+
+
+def poll_seconds(layout: StoreLayout) -> float:
+    """How long a driver waits between two looks at a store."""
+    return POLL_S_REMOTE if layout.files.remote else POLL_S
 
 
 @contextmanager

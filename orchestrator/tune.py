@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import tune
 from ray._private.state import actors
+from ray.air._internal import usage
 from ray.train._internal.session import _TrainingResult
 from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
@@ -49,6 +50,9 @@ SLICE_SECONDS = 1.0  # a trial reports, and sees whether it is to stop, about th
 class_cache.ENV_VARS_TO_PROPAGATE.difference_update(
     [name for name in class_cache.ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")]
 )
+
+# Tune would import every tracker that is installed, to count ours for usage statistics, which are off
+usage.tag_callbacks = lambda _callbacks: False
 
 Listener = Callable[[Leg, Mapping[str, Any]], None]
 """Called with a leg and its newest progress (attempt.Progress as a mapping), from Tune's thread."""
