@@ -2,7 +2,7 @@
 
 sweep's execution + the cluster's nodes -> [placement] -> tune, run
 in    Resources of a scale; nodes as their names and what they have
-out   Ray's names for what is asked; one line for each scale that no node can ever hold
+out   Ray's names for what is asked; one line for each scale that no node can ever hold; how many trials fit at a time
 not   Ray: the caller asks it for the nodes
 """
 
@@ -48,6 +48,17 @@ def unplaceable(execution: Execution, scales: Iterable[str], nodes: Sequence[Nod
         if not any(_fits(bundle, node) for node in nodes):
             lines.append(f"execution.resources of {scale}: a trial holds {_text(bundle)}; {_missing(bundle, nodes)}")
     return lines
+
+
+def places(execution: Execution, scales: Iterable[str], nodes: Sequence[Node]) -> int:
+    """How many trials the idle nodes hold at a time, of the scale that asks for least; at least 1."""
+    bundles = [bundle_of(execution.resources_of(scale)) for scale in set(scales)]
+    counts = (sum(_holds(node, bundle) for node in nodes) for bundle in bundles)
+    return max([1, *counts])
+
+
+def _holds(node: Node, bundle: Mapping[str, float]) -> int:
+    return min((int(node.has.get(name, 0.0) / amount) for name, amount in bundle.items() if amount), default=0)
 
 
 def _fits(bundle: Mapping[str, float], node: Node) -> bool:

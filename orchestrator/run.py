@@ -26,7 +26,7 @@ from orchestrator.activity import Activity, trials_of_segments
 from orchestrator.corpora import require_corpora
 from orchestrator.driving import Driver, only_driver
 from orchestrator.legs import Leg, LegQueue, LegSegment, with_descendants
-from orchestrator.placement import Node, unplaceable
+from orchestrator.placement import Node, places, unplaceable
 from orchestrator.plan import Evaluation, Plan
 from orchestrator.preview import preview, refuse_above_limits
 from orchestrator.progress import Counts, Screen
@@ -141,8 +141,8 @@ class _Session:
         ):
             if address is not None:
                 require_visible_store(self._layout)
-            self._require_room(NODES_MAY_COME_S if address is not None else 0.0)
-            self._work(Path(scratch))
+            nodes = self._room(NODES_MAY_COME_S if address is not None else 0.0)
+            self._work(Path(scratch), places(self._spec.execution, self._scales(), nodes))
         return self.end()
 
     def _keep_up(self, pool: EvaluationPool) -> bool:
@@ -177,7 +177,7 @@ class _Session:
         record = partial(registry.record_event, self._layout, kind, self._plan.sweep, segment)
         self._to_store.append(partial(record, detail=detail, time=datetime.now(UTC)))
 
-    def _work(self, scratch: Path) -> None:
+    def _work(self, scratch: Path, places: int) -> None:
         from orchestrator.evals import EvaluationPool
         from orchestrator.tracking import Tracking, makers_of
         from orchestrator.tune import TuneSession
@@ -188,7 +188,7 @@ class _Session:
         makers = makers_of(execution.track, self._layout, sweep)
         trials = trials_of_segments(self._plan.trials)
         tracking = Tracking(makers, self._layout, sweep, trials, self._screen.say)
-        tune = TuneSession(queue, self._layout, sweep, execution, scratch, self._on_progress, tracking)
+        tune = TuneSession(queue, self._layout, sweep, execution, scratch, places, self._on_progress, tracking)
         with stop_signals(self._stopping, self._screen):
             if not queue.exhausted:
                 tune.start()
@@ -227,17 +227,19 @@ class _Session:
         if self._hopeless:
             self._stopping.set()
 
-    def _require_room(self, patience_s: float) -> None:
-        """raises EnvironmentFault (no_room) if after so long no node is there that could ever hold a trial"""
+    def _scales(self) -> set[str]:
+        return {segment.recipe.model.scale for segment in self._left.values()}
+
+    def _room(self, patience_s: float) -> list[Node]:
+        """The living nodes. raises EnvironmentFault (no_room) if after so long none could ever hold a trial"""
         from cluster.connect import living_nodes
 
-        scales = {segment.recipe.model.scale for segment in self._left.values()}
         until = time.monotonic() + patience_s
         while True:
             nodes = [Node(name=name, has=has) for name, has in sorted(living_nodes(), key=itemgetter(0))]
-            lines = unplaceable(self._spec.execution, scales, nodes)
+            lines = unplaceable(self._spec.execution, self._scales(), nodes)
             if not lines:
-                return
+                return nodes
             if time.monotonic() > until:
                 has = "; ".join(map(str, nodes)) or "no node at all"
                 what = "\n  ".join(["no node can hold these trials, nothing was trained", *lines, f"there is {has}"])
@@ -250,7 +252,7 @@ class _Session:
         match progress["state"]:
             case "committed":
                 self._commit(ids)
-            case "training" | "stopped":
+            case "training" | "stopped" if "segment" in progress:  # else it was stopped before it had begun
                 self._commit(ids[: ids.index(progress["segment"])])
             case "diverged":
                 self._commit(ids[: ids.index(progress["segment"])])

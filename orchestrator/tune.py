@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import pickle
 import socket
 import threading
@@ -76,6 +77,8 @@ class LegTrainable(tune.Trainable):  # type: ignore[misc]  # Ray is untyped
         self._stop = False
 
     def step(self) -> dict[str, Any]:
+        if self._attempt is None and self._stop_asked():
+            return {"state": "stopped", "done": True}
         try:
             if self._attempt is None:
                 self._attempt = _new_attempt(self._layout, self._config)
@@ -315,10 +318,14 @@ class TuneSession:
         sweep: str,
         execution: SweepExecution,
         scratch: Path,
+        places: int,
         listener: Listener,
         tracking: Tracking,
     ) -> None:
-        """scratch: a local folder for Tune's own files; nothing in it is ever read again."""
+        """scratch: a local folder for Tune's own files; nothing in it is ever read again. places: trials at a time"""
+        # With a search algorithm Tune starts one process after the other, and whenever no leg waits for a place it ends
+        # one that the next leg could have had: each costs seconds of imports.
+        os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(places)
         self._search = _LegSearch(queue, layout, sweep, execution, listener)
         self._layout, self._sweep = layout, sweep
         callbacks = [_Relay(self._search, listener), _TrackingRelay(self._search, tracking)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.placement import Node, bundle_of, unplaceable
+from orchestrator.placement import Node, bundle_of, places, unplaceable
 from orchestrator.spec import Execution, Resources
 
 CPUS = Node(name="small", has={"CPU": 4.0, "memory": 1e9})
@@ -35,6 +35,13 @@ def test_parts_that_are_there_on_different_nodes_only_are_not_enough() -> None:
     nodes = [Node(name="a", has={"CPU": 8.0}), Node(name="b", has={"CPU": 1.0, "GPU": 1.0})]
     (line,) = unplaceable(execution(large=Resources(cpus=8, gpus=1)), ["large"], nodes)
     assert "no node has all of it" in line
+
+
+def test_places_are_those_of_the_scale_that_asks_for_least() -> None:
+    asked = execution(large=Resources(cpus=8, gpus=0.5, accelerator_type="H100"), huge=Resources(cpus=17))
+    assert places(asked, ["large"], [CPUS, GPUS]) == 2  # 16 CPUs in eights; four halves of a GPU would be more
+    assert places(asked, ["large", "small"], [CPUS, GPUS]) == 20
+    assert places(asked, ["huge"], [CPUS, GPUS]) == places(asked, [], []) == 1
 
 
 def test_nodes_are_shown_with_what_they_have() -> None:
