@@ -138,7 +138,8 @@ def main() -> None:
         run_config=tune.RunConfig(storage_path=str(out / "tune"), verbose=0),
     )
     results = tuner.fit()
-    print(json.dumps({result.config["number"]: result.metrics["loss"] for result in results}))
+    losses = {result.config["number"]: result.metrics["loss"] for result in results}
+    (out / "losses.json").write_text(json.dumps(losses))
 
 
 if __name__ == "__main__":
