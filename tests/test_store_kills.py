@@ -60,7 +60,18 @@ def start(body, seed):
     return pid, read, body
 
 alive = [start(body, seed) for seed, body in enumerate([write] * 4 + [fold] * 2 + [compact])]
-for kill in range(kills):
+def end_all():
+    died = []
+    for pid, _, body in alive:
+        try:
+            os.kill(pid, signal.SIGKILL)
+            if os.waitpid(pid, 0)[1] != signal.SIGKILL:
+                died.append(body.__name__)
+        except (ProcessLookupError, ChildProcessError):  # it was seen to die by itself
+            continue
+    return died
+
+def kill_one():
     wanted, told = draw.randint(1, 12), []
     victim = draw.randrange(len(alive))
     while len(told) < wanted:
@@ -78,10 +89,14 @@ for kill in range(kills):
     os.close(pipe)
     alive[victim] = start(body, 100 + kill)
     print(*told, flush=True)
-for pid, _, body in alive:
-    os.kill(pid, signal.SIGKILL)
-    if os.waitpid(pid, 0)[1] != signal.SIGKILL:
-        sys.exit(f"{body.__name__} died by itself")
+
+try:
+    for kill in range(kills):
+        kill_one()
+finally:
+    died = end_all()
+if died:
+    sys.exit(f"died by themselves: {died}")
 """
 
 

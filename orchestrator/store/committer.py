@@ -235,7 +235,14 @@ class Committer:
         again = [path for path in stored.waiting if path not in unfolded]
         if not again:
             return
-        there = stored.folded_units([path.stem for path in again])
+        version = stored.version
+        try:
+            there = stored.folded_units([path.stem for path in again])
+        except DataFileGone:
+            stored.load()
+            if stored.version == version:  # it was not compacted away: somebody removed it
+                raise
+            return  # the next fold looks again
         for path in again:
             with contextlib.suppress(UnitGone):
                 if lines := differences(
