@@ -138,8 +138,10 @@ def test_an_attempt_that_was_replaced_while_it_was_away_commits_nothing(store_ro
     leg = only_leg(other_root, planned(other_root))
     away = begin(other_root, leg, rescue_s=0.0)
     assert away.advance(0.0, never).state == "training"
+    away.wait()
     newer = begin(other_root, leg)
     assert newer.advance(0.0, never).state == "training"
+    newer.wait()
     before = sorted(other_root.glob("checkpoints/*/*"))
     assert away.advance(60.0, never).state == "outdated"
     assert sorted(other_root.glob("checkpoints/*/*")) == before

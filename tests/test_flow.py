@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -202,8 +203,11 @@ def nothing_is_trained_after_its_checkpoint(store: Path | str) -> None:
 
 def workers_of(process: subprocess.Popen[str], title: str) -> list[psutil.Process]:
     """Ray's worker processes of a kind, by the title that Ray gives them."""
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if any(title in part for part in child.cmdline())]
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            found += [child] * any(title in part for part in child.cmdline())
+    return found
 
 
 def wait_until(process: subprocess.Popen[str], what: Callable[[], Any]) -> Any:

@@ -115,7 +115,8 @@ class Committer:
         folded = 0
         while True:
             self._look(stored)
-            self._drop_folded(stored)
+            if not self._drop_folded(stored):
+                continue
             units = self._next_units(stored)
             if not units:
                 return folded
@@ -229,20 +230,21 @@ class Committer:
             size += units[path].nbytes
         return units
 
-    def _drop_folded(self, stored: StoredTable) -> None:
-        """Units of the inbox that are in the Delta table: equal ones go, others are kept aside and named."""
+    def _drop_folded(self, stored: StoredTable) -> bool:
+        """Units of the inbox that are in the Delta table: equal ones go, others are kept aside and named.
+
+        returns  False if the Delta table was compacted under it: what is unfolded has to be looked at anew
+        """
         unfolded = set(stored.unfolded)
         again = [path for path in stored.waiting if path not in unfolded]
         if not again:
-            return
-        version = stored.version
+            return True
         try:
             there = stored.folded_units([path.stem for path in again])
         except DataFileGone:
-            stored.load()
-            if stored.version == version:  # it was not compacted away: somebody removed it
+            if not stored.was_compacted():
                 raise
-            return  # the next fold looks again
+            return False
         for path in again:
             with contextlib.suppress(UnitGone):
                 if lines := differences(
@@ -251,6 +253,7 @@ class Committer:
                     self._keep_aside(path, stored, lines)
                 else:
                     self._remove([path])
+        return True
 
     def _keep_aside(self, path: Path, stored: StoredTable, lines: Sequence[str]) -> None:
         folder = self._layout.conflicts(stored.spec.name)

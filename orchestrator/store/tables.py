@@ -108,14 +108,12 @@ class StoredTable:
         """What `read` returns; refreshed and called again while files leave between listing and reading."""
         while True:
             self.refresh()
-            version = self.version
             try:
                 return read()
             except UnitGone:
                 continue
             except DataFileGone:
-                self.load()
-                if self.version == version:  # it was not compacted away: somebody removed it
+                if not self.was_compacted():
                     raise
 
     def delta(self) -> DeltaTable:
@@ -167,10 +165,20 @@ class StoredTable:
         if not keys:
             return set()
         wanted = _array_of(sorted(keys))
-        found: set[str] = set()
-        for path in self.files:
-            found.update(pc.filter(wanted, pc.is_in(wanted, value_set=self._keys_of(path))).to_pylist())
-        return found
+        while True:
+            try:
+                there = [pc.filter(wanted, pc.is_in(wanted, value_set=self._keys_of(path))) for path in self.files]
+            except DataFileGone:
+                if not self.was_compacted():
+                    raise
+                continue
+            return {key for keys_of_file in there for key in keys_of_file.to_pylist()}
+
+    def was_compacted(self) -> bool:
+        """Load the log again, since a data file is missing; False if it is the same: then somebody removed the file."""
+        version = self.version
+        self.load()
+        return self.version != version
 
     def _keys_of(self, path: Path) -> Keys:
         if path not in self._keys:
