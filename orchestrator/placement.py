@@ -45,7 +45,7 @@ def unplaceable(execution: Execution, scales: Iterable[str], nodes: Sequence[Nod
     lines = []
     for scale in sorted(set(scales)):
         bundle = bundle_of(execution.resources_of(scale))
-        if not any(_fits(bundle, node) for node in nodes):
+        if not any(_holds(node, bundle) for node in nodes):
             lines.append(f"execution.resources of {scale}: a trial holds {_text(bundle)}; {_missing(bundle, nodes)}")
     return lines
 
@@ -58,11 +58,8 @@ def places(execution: Execution, scales: Iterable[str], nodes: Sequence[Node]) -
 
 
 def _holds(node: Node, bundle: Mapping[str, float]) -> int:
+    """How many of such trials the idle node holds."""
     return min((int(node.has.get(name, 0.0) / amount) for name, amount in bundle.items() if amount), default=0)
-
-
-def _fits(bundle: Mapping[str, float], node: Node) -> bool:
-    return all(node.has.get(name, 0.0) >= amount for name, amount in bundle.items())
 
 
 def _missing(bundle: Mapping[str, float], nodes: Sequence[Node]) -> str:

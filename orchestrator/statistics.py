@@ -32,6 +32,7 @@ NOT_RECIPE = (GROUP, "seed")
 FOLDS = 5
 PARTITIONS = 10  # the folds are drawn anew this many times, so that one lucky partition decides nothing
 RESAMPLES = 500
+_NUMBERS_AT_ONCE = 2**23  # of the resampled cells that are in memory together: 64 MB in each of a few arrays
 LEAST_CELLS = 8
 LEAST_FREEDOM = 5
 FEW_RECIPES = 10
@@ -297,7 +298,12 @@ def _rank_correlations(
     numbers, dummies = _ranked_covariates(cells, axes)
     values = np.hstack([x, y, numbers])
     weights_RN = np.vstack([np.ones(len(x)), _resamples(groups)])  # first the cells as they are
-    raw, partial = _weighted_rank_correlations(values, dummies, weights_RN, x.shape[1], y.shape[1])
+    at_once = max(1, _NUMBERS_AT_ONCE // values.size)
+    parts = [
+        _weighted_rank_correlations(values, dummies, weights_RN[at : at + at_once], x.shape[1], y.shape[1])
+        for at in range(0, len(weights_RN), at_once)
+    ]
+    raw, partial = (np.concatenate(part) for part in zip(*parts, strict=True))
     freedom = len(x) - 2 - int(np.linalg.matrix_rank(np.column_stack([np.ones(len(x)), numbers, dummies])) - 1)
     if freedom < LEAST_FREEDOM:
         partial[0] = np.nan
@@ -329,7 +335,9 @@ def _weighted_rank_correlations(
 def _ranks(column: Array, weights_RN: Array) -> Array:
     """Rank of each cell in each sample (R, N), equal values sharing the mean of their places."""
     levels, level = np.unique(column, return_inverse=True)
-    totals = weights_RN @ (level[:, None] == np.arange(len(levels)))
+    order = np.argsort(level, kind="stable")
+    firsts = np.searchsorted(level[order], np.arange(len(levels)))
+    totals = np.add.reduceat(weights_RN[:, order], firsts, axis=1)
     places = np.cumsum(totals, axis=1) - totals + (totals + 1) / 2
     ranks: Array = places[:, level]
     return ranks
@@ -369,7 +377,7 @@ def _resamples(groups: NDArray[np.intp]) -> Array:
     """
     recipes = int(groups.max()) + 1
     drawn = np.random.default_rng(0).integers(0, recipes, (RESAMPLES, recipes))
-    counts = (drawn[:, :, None] == np.arange(recipes)).sum(1)
+    counts = np.array([np.bincount(draw, minlength=recipes) for draw in drawn])
     weights: Array = counts[:, groups].astype(float)
     return weights
 

@@ -97,21 +97,15 @@ class Study:
         return next(iter([*named, *self.predictors]), None)
 
 
-def current_revision(store: Store, root: Path, sweep: str) -> str:
-    """The revision of a sweep that counts. raises InputError with the nearest name if the store has no such sweep"""
-    revisions = {row["sweep"]: row["revision"] for row in store.sql("select sweep, revision from latest").rows()}
-    if sweep not in revisions:
-        next_step = "start one: geosweep run SWEEP"
-        raise InputError(f"the store {root} has no sweep '{sweep}'{nearest(sweep, revisions)}", (), next_step)
-    return str(revisions[sweep])
-
-
 def read_study(store: Store, root: Path, sweep: str) -> Study:
     """The current revision of a sweep.
 
     raises  InputError with the nearest name if the store has no such sweep
     """
-    revision = current_revision(store, root, sweep)
+    revisions = {row["sweep"]: row["revision"] for row in store.sql("select sweep, revision from latest").rows()}
+    if sweep not in revisions:
+        next_step = "start one: geosweep run SWEEP"
+        raise InputError(f"the store {root} has no sweep '{sweep}'{nearest(sweep, revisions)}", (), next_step)
     cells = store.sql(cells_sql(sweep)).pandas()
     recipes = [_flat(json.loads(text)) for text in cells["recipe"]]
     names = _axis_columns(json.loads(text) for text in cells["varied"])
@@ -124,8 +118,8 @@ def read_study(store: Store, root: Path, sweep: str) -> Study:
         cells[name] = pd.to_numeric(cells[name]).astype(float)
     return Study(
         sweep=sweep,
-        revision=revision,
-        question=_question(root, sweep, revision),
+        revision=revisions[sweep],
+        question=_question(root, sweep, revisions[sweep]),
         cells=cells,
         axes=tuple(name for name in names if cells[name].nunique() > 1),
         measures=measures,

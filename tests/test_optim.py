@@ -76,6 +76,17 @@ def test_the_bits_are_those_of_the_class_of_torch(decay_all: bool) -> None:
         assert torch.equal(peer.state[parameter]["exp_avg_sq"], optimizer.tensors()[f"{name}/exp_avg_sq"]), name
 
 
+def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
+    model, unembedding = network()
+    optimizer = AdamW(model, settings(), unembedding)
+    fill_gradients(model, 0)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    model.get_parameter(unembedding).grad = None
+    optimizer.step(1e-3)
+    same = {name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])}
+    assert same == {unembedding}
+
+
 def test_decay_of_everything_is_one_group_with_every_parameter() -> None:
     model, unembedding = network()
     assert AdamW(model, settings(), unembedding).decayed.keys() == dict(model.named_parameters()).keys()

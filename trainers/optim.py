@@ -49,20 +49,19 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Apply the gradients of all parameters with this learning rate."""
+        """Apply the gradients with this learning rate; a parameter without one stays as it is, as torch has it."""
         if not self._moments:
             zeros = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
             self._start_from({FIRST: zeros, SECOND: {n: torch.zeros_like(zero) for n, zero in zeros.items()}}, steps=0)
         for group, weight_decay in self._groups:
-            if group:
-                self._update(group, weight_decay, lr)
+            moved = {name: parameter for name, parameter in group.items() if parameter.grad is not None}
+            if moved:
+                self._update(moved, weight_decay, lr)
 
     def _update(self, group: Mapping[str, nn.Parameter], weight_decay: float, lr: float) -> None:
-        gradients = [parameter.grad for parameter in group.values()]
-        assert all(gradient is not None for gradient in gradients)
         adamw(
             list(group.values()),
-            gradients,  # type: ignore[arg-type]  # none is None
+            [parameter.grad for parameter in group.values()],  # type: ignore[misc]  # none is None
             [self._moments[FIRST][name] for name in group],
             [self._moments[SECOND][name] for name in group],
             [],

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing.pool import Pool
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -61,7 +60,7 @@ def write_report(
 def report_page(root: Path, sweep: str) -> str:
     """The report as one HTML document. raises InputError with the nearest name if the store has no such sweep"""
     with _process() as numbers, _process() as scripts:
-        numbers.apply_async(load, (_STATISTICS,))
+        numbers.submit(load, _STATISTICS)
 
         from orchestrator.query import Store
         from orchestrator.report import page
@@ -69,13 +68,13 @@ def report_page(root: Path, sweep: str) -> str:
         from orchestrator.statistics import analyse
         from orchestrator.study import questions, read_study
 
-        script = scripts.apply_async(vega_script, (page.VEGA_LITE,))
+        script = scripts.submit(vega_script, page.VEGA_LITE)
         with Store(root) as store:
             store.keep("current_metrics", _OF_A_METRIC)
             study = read_study(store, root, sweep)
-            found = numbers.apply_async(analyse, (study.cells,), dict(questions(study)))
-            report = page.report_of(store, root, study, found.get)
-        return page.page_of(report, script.get())
+            found = numbers.submit(analyse, study.cells, **questions(study))
+            report = page.report_of(store, root, study, found.result)
+        return page.page_of(report, script.result())
 
 
 def load(modules: Sequence[str]) -> None:
@@ -84,11 +83,9 @@ def load(modules: Sequence[str]) -> None:
         importlib.import_module(module)
 
 
-@contextmanager
-def _process() -> Iterator[Pool]:
-    """A fresh process; it ends with the body, whatever it is at."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        yield pool
+def _process() -> ProcessPoolExecutor:
+    """A fresh process. If it is killed, what waits for it gets an exception: a multiprocessing.Pool would wait on."""
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
 def _images(root: Path, sweep: str, form: ImageFormat, figure: str | None, target: Path | None) -> dict[Path, bytes]:
