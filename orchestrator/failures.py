@@ -51,12 +51,9 @@ def classify(error: BaseException | str | None) -> Failure:
         return Failure(kind="unknown", detail="the attempt ended without an error or a result")
     text = str(error)
     if isinstance(error, str) or not _is_death(error):
-        cause = getattr(error, "cause", None) or error
-        kind = "unknown" if isinstance(cause, str) else _kind_of_exception(cause)
-        return Failure(kind=kind, detail=_last_line(text), traceback=text)
+        return Failure(kind=_kind_of_exception(error, text), detail=_last_line(text), traceback=text)
     if getattr(error, "actor_init_failed", False):
-        kind = "storage_error" if NO_SPACE in text else "unknown"
-        return Failure(kind=kind, detail=_last_line(text), traceback=text)
+        return Failure(kind=_kind_of_text(text), detail=_last_line(text), traceback=text)
     return Failure(
         kind=_kind_of_death(text, preempted=getattr(error, "preempted", False)),
         detail=_reason(text),
@@ -81,15 +78,21 @@ def _kind_of_death(text: str, *, preempted: bool) -> Kind:
     return "worker_killed"
 
 
-def _kind_of_exception(cause: BaseException) -> Kind:
+def _kind_of_text(text: str) -> Kind:
+    """Where the exception could not be kept: with its disk full, a node cannot even keep that."""
+    return "storage_error" if NO_SPACE in text else "unknown"
+
+
+def _kind_of_exception(error: BaseException | str, text: str) -> Kind:
+    cause = getattr(error, "cause", None) or error
     if isinstance(cause, EnvironmentFault):
         return "storage_error" if cause.kind in _OF_STORAGE else "unknown"
     names = {kind.__name__ for kind in type(cause).__mro__}
     if isinstance(cause, MemoryError) or "OutOfMemoryError" in names or "can't allocate memory" in str(cause):
         return "out_of_memory"
-    if isinstance(cause, OSError) or NO_SPACE in str(cause):  # Ray too writes on the node's disk
+    if isinstance(cause, OSError):  # Ray too writes on the node's disk
         return "storage_error"
-    return "unknown"
+    return _kind_of_text(text)
 
 
 def _reason(text: str) -> str:

@@ -46,6 +46,7 @@ MEMORY = "The actor is dead because its worker process has died. Worker exit typ
         (raised_on_a_worker(EnvironmentFault("storage_error", "a file", "look")), "storage_error"),
         (raised_on_a_worker(EnvironmentFault("corrupt_file", "a file", "look")), "storage_error"),
         (raised_on_a_worker(OSError(errno.EIO, "broken")), "storage_error"),
+        ("Traceback ...\nOSError: [Errno 28] No space left on device", "storage_error"),
         (RuntimeError("Failed to set up runtime environment. [Errno 28] No space left on device"), "storage_error"),
         (raised_on_a_worker(KeyError("a bug")), "unknown"),
         ("text of an exception that could not be pickled", "unknown"),
