@@ -33,7 +33,6 @@ _ENVIRONMENT = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # one report without a metric would abort the sweep
     "TUNE_FORCE_TRIAL_CLEANUP_S": "60",  # a trial that never reports keeps its GPU until then
     "TUNE_GLOBAL_CHECKPOINT_S": "300",  # Tune's snapshot is of no use to us
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a relative --store stays what it was
     "RAY_worker_niceness": "0",  # Ray's 15 would let any other process on the machine starve the training
     "RAY_AIR_NEW_OUTPUT": "0",  # boxes on the terminal, even at verbose=0
     "RAY_DEDUP_LOGS": "0",

@@ -171,7 +171,7 @@ class _Source:
         """The rows of all units in one piece: thousands of pieces are slow to scan."""
         if not self.units:
             return pa.Table.from_batches([], self.stored.spec.schema)  # its own empty_table would load pandas
-        whole, parts = join_units(list(self.units.values()))
+        whole, parts = join_units(list(self.units.values()), self.stored.spec.schema)
         self.units = dict(zip(self.units, parts, strict=True))
         return whole
 

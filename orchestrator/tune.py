@@ -47,10 +47,11 @@ PAUSE_SECONDS = 5.0  # between two tries while the disk is full
 SILENT_SECONDS = 90.0  # Ray's own default for noticing a machine that is gone is about a minute
 SLICE_SECONDS = 1.0  # a trial reports, and sees whether it is to stop, about this often
 
-# Tune would copy the driver's keys into each trial's environment, which the dashboard shows; workers have their own
-class_cache.ENV_VARS_TO_PROPAGATE.difference_update(
-    [name for name in class_cache.ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")]
-)
+# Tune would give each trial an environment of its own, with the driver's keys, which the dashboard then shows; workers
+# have theirs, and a process that Ray keeps ready can be had only without.
+class_cache.ENV_VARS_TO_PROPAGATE.clear()
+class_cache.DEFAULT_ENV_VARS.clear()
+os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # read in the workers, on whatever machine: they stay where they began
 
 # Tune would import every tracker that is installed, to count ours for usage statistics, which are off
 usage.tag_callbacks = lambda _callbacks: False

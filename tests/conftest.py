@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: tests share two cores
+os.environ["COLUMNS"] = "160"  # before the command line is loaded: the width of its tables
 
 import pytest
 from hypothesis import settings

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from command import geosweep, geosweep_process
 from small_corpus import SMALL
 from test_attempt import BASE, only_leg, planned, train
-from test_cli import geosweep
 from test_evaluate import save
 from test_suites import texts
 
@@ -86,7 +86,7 @@ def states(layout: StoreLayout) -> dict[tuple[str, int], str]:
 
 
 def evaluate(layout: StoreLayout, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return geosweep("eval", "small", *arguments, "--store", layout.root)
+    return geosweep_process("eval", "small", *arguments, "--store", layout.root)
 
 
 @pytest.mark.ray

@@ -1,20 +1,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command import geosweep
 from test_spec import sweep_file
-
-
-def geosweep(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "orchestrator", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, env={**os.environ, "COLUMNS": "160"}, check=False
-    )
 
 
 @pytest.fixture

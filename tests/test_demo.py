@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import geosweep
+from command import geosweep_process
 
 from orchestrator.query import Store
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.ray, pytest.mark.timeout(3600)]
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("demo") / "store"
     for command in (("data", "prepare", "builtin"), ("run", "demo")):
-        done = geosweep(*command, "--store", store)
+        done = geosweep_process(*command, "--store", store)
         assert done.returncode == 0, done.stdout + done.stderr
     return store
 

@@ -31,6 +31,7 @@ from orchestrator.store.verify import verify
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
+EXECUTION = {"rescue_seconds": 0.3, "evaluators": 1}
 SWEEP = {
     "name": "flow",
     "question": "does everything come out the same whatever is killed?",
@@ -44,7 +45,7 @@ SWEEP = {
         {"evaluator": "geometry", "at": "every"},
         {"evaluator": "loss", "suite": "builtin", "tokens_per_domain": 512, "at": "every"},
     ],
-    "execution": {"rescue_seconds": 0.3, "evaluators": 1},
+    "execution": EXECUTION,
 }
 DEADLINE_S = 120
 
@@ -221,12 +222,14 @@ def wait_until(process: subprocess.Popen[str], what: Callable[[], Any]) -> Any:
 
 
 def test_stops_a_killed_trial_and_evaluators_that_stand_still_leave_the_results_of_an_undisturbed_session(
-    tmp_path: Path, corpus: Path, sweep_file: Path, undisturbed: Path
+    tmp_path: Path, corpus: Path, undisturbed: Path
 ) -> None:
     store = tmp_path / "store"
     shutil.copytree(corpus, store / "corpora" / "builtin")
+    alone = tmp_path / "alone.yaml"  # one trial at a time, so one process less imports in each session
+    alone.write_text(yaml.safe_dump({**SWEEP, "execution": {**EXECUTION, "max_trials": 1}}, sort_keys=False))
     every = rows(undisturbed, "select count(*) as n from segments")
-    process = start(store, "run", str(sweep_file))
+    process = start(store, "run", str(alone))
     for signal_number, more in ((signal.SIGINT, 14), (signal.SIGTERM, 4)):
         assert wait_for_files(process, store, files_in(store) + more)
         live = read_live(StoreLayout(store), "flow")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command import geosweep, geosweep_process
 from recipes import tiny_recipe
 from test_backfill import NoScreen
-from test_cli import geosweep
 from test_evaluate import LOSS, fresh_weights, recipe_for, save
 from transformers import (
     AutoModelForCausalLM,
@@ -194,7 +194,7 @@ def test_revisions_of_a_model_on_the_hub_are_checkpoints_of_one_trial_and_equal_
         (cached / "refs").mkdir(exist_ok=True)
         (cached / "refs" / revision).write_text(commit)
     asked = [part for revision in ("step0", "step1", "step1000") for part in ("--revision", revision)]
-    done = geosweep("import", "someone/suite", *asked, "--tokens-per-step", "2048", "--store", store_root)
+    done = geosweep_process("import", "someone/suite", *asked, "--tokens-per-step", "2048", "--store", store_root)
     assert done.returncode == 0, done.stderr
     assert "3 checkpoints" in done.stdout
     assert "the same unembedding, bit for bit, at 0, 2,048 tokens" in done.stdout

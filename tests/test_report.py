@@ -13,12 +13,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from command import geosweep
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 from study_store import ALL_EVALUATORS, make_study_store
-from test_cli import geosweep
 
 from orchestrator.query import Store
 from orchestrator.report.effects import counterexamples, matched_sets

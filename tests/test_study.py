@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from command import geosweep
 from rich.console import Console
 from study_store import DOMAINS, make_study_store
-from test_cli import geosweep
 
 from orchestrator import status
 from orchestrator.bundle import TABLES, write_bundle

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_cli import geosweep
+from command import geosweep
 from test_evaluate import fresh_weights, recipe_for, save
 from test_loss import WORDS
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.store.durable import storage_faults
+from orchestrator.store.layout import open_existing
+from orchestrator.store.sweeps import require_revision
 from trainers.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def write_report(
 
 def report_page(root: Path, sweep: str) -> str:
     """The report as one HTML document. raises InputError with the nearest name if the store has no such sweep"""
+    require_revision(open_existing(root), sweep)  # before any process is started
     with _process() as numbers, _process() as scripts:
         numbers.submit(load, _STATISTICS)
 
