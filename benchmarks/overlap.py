@@ -176,10 +176,8 @@ def main() -> None:
     for clock in ("wall", "cpu"):
         pairs = [(getattr(a, clock), getattr(b, clock)) for a, b in zip(alone, beside, strict=False)]
         without, with_one = (statistics.median(rates) for rates in zip(*pairs, strict=True))
-        beside_alone = statistics.median(b / a for a, b in pairs)  # neighbours in time: others' load is much the same
-        print(
-            f"tokens/s by {clock:>4} clock: {without:>9,.0f} alone {with_one:>9,.0f} beside, ratio {beside_alone:.3f}"
-        )
+        slowed = statistics.median(b / a for a, b in pairs)  # of neighbours in time: others' load is much the same
+        print(f"tokens/s by {clock:>4} clock: {without:>9,.0f} alone {with_one:>9,.0f} beside, ratio {slowed:.3f}")
 
 
 if __name__ == "__main__":
