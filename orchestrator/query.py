@@ -32,9 +32,10 @@ from orchestrator import schema
 from orchestrator.store.copies import corpus_folders
 from orchestrator.store.durable import storage_faults
 from orchestrator.store.files import Files, folder_of
-from orchestrator.store.inbox import UnitGone, join_units, read_unit, read_units
+from orchestrator.store.inbox import UnitGone, read_unit
 from orchestrator.store.layout import StoreLayout, open_existing
 from orchestrator.store.tables import DataFileGone, StoredTable, check_data_file, fetch_data_file
+from orchestrator.store.units import join_units, read_units
 from orchestrator.views import (
     REPEATED_QUERIES,
     RESULT_COLUMNS_QUERY,
@@ -171,7 +172,7 @@ class _Source:
         """The rows of all units in one piece: thousands of pieces are slow to scan."""
         if not self.units:
             return pa.Table.from_batches([], self.stored.spec.schema)  # its own empty_table would load pandas
-        whole, parts = join_units(list(self.units.values()), self.stored.spec.schema)
+        whole, parts = join_units(list(self.units.values()))
         self.units = dict(zip(self.units, parts, strict=True))
         return whole
 

@@ -35,7 +35,7 @@ ORDER = {
     "cluster": "code connect submit testbed",
     "orchestrator.report": "vega style figures effects matrices tables page write",
     "orchestrator.store": (
-        "durable files copies layout leases live fences checkpoints inbox tables committer registry sweeps verify"
+        "durable files copies layout leases live fences checkpoints inbox units tables committer registry sweeps verify"
     ),
 }
 

@@ -17,9 +17,7 @@ import numbers
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -49,8 +47,6 @@ _ACCEPTED: Mapping[pa.DataType, type | tuple[type, ...]] = {  # besides bool and
     TIME: (),
     STRINGS: (list, tuple),
 }
-_UNITS_OF_A_TASK = 64
-_REMOTE_READERS = 32
 # A small unit fills a disk block in any case; plain, and without what nobody asks of it, it is read in half the time.
 _SMALL_BYTES = 64 * 2**10
 _SMALL = {
@@ -177,11 +173,6 @@ def read_unit(files: Files, path: Path, spec: Table) -> pa.Table:
     raises  EnvironmentFault (corrupt_file) for a file that is damaged or not one of ours, (newer_format) for one that a
             newer geosweep wrote; each names the file; UnitGone when there is none
     """
-    return pa.Table.from_arrays(_read(files, path, spec).columns, schema=spec.schema)  # with what the columns mean
-
-
-def _read(files: Files, path: Path, spec: Table) -> pa.Table:
-    """As read_unit; the schema is without its notes."""
     try:
         data = files.read(path)
     except FileNotFoundError as error:
@@ -204,37 +195,7 @@ def _read(files: Files, path: Path, spec: Table) -> pa.Table:
         raise EnvironmentFault("corrupt_file", f"{path}: damaged (its row count)", RESTORE)
     if not unit.num_rows or path.stem != unit_key(spec, unit):
         raise EnvironmentFault("corrupt_file", f"{path}: its name is not the key of its rows", RESTORE)
-    return unit
-
-
-def read_units(files: Files, paths: Sequence[Path], spec: Table) -> dict[Path, pa.Table]:
-    """As read_unit, many files at once; on S3 by many threads, since each waits for its answers.
-
-    On a disk by one: half a millisecond goes into a small file, most of it in calls too short to leave the interpreter
-    to another thread, and two threads that wait for each other take longer than one.
-    """
-    parts = [paths[at : at + _UNITS_OF_A_TASK] for at in range(0, len(paths), _UNITS_OF_A_TASK)]
-
-    def read(part: Sequence[Path]) -> list[pa.Table]:
-        return join_units([_read(files, path, spec) for path in part], spec.schema)[1]
-
-    if files.remote:
-        with ThreadPoolExecutor(_REMOTE_READERS) as pool:
-            units = list(pool.map(read, parts))
-    else:
-        units = list(map(read, parts))
-    return dict(zip(paths, (unit for part in units for unit in part), strict=True))
-
-
-def join_units(units: Sequence[pa.Table], schema: pa.Schema) -> tuple[pa.Table, list[pa.Table]]:
-    """The rows of some units as one table, and the units as parts of its memory: alone, each takes 40 kB.
-
-    schema  of both: of the same names and types, with what the columns mean
-    """
-    rows = pa.concat_tables(units).combine_chunks()
-    whole = pa.Table.from_arrays(rows.columns, schema=schema)
-    ends = list(accumulate(unit.num_rows for unit in units))
-    return whole, [whole.slice(end - unit.num_rows, unit.num_rows) for end, unit in zip(ends, units, strict=True)]
+    return pa.Table.from_arrays(unit.columns, schema=spec.schema)  # with what the columns mean
 
 
 def _spec(table: str) -> Table:

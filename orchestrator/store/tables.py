@@ -38,11 +38,11 @@ from orchestrator.store.inbox import (
     differences,
     list_units,
     publish,
-    read_units,
     refuse_extension_types,
     unit_key,
 )
 from orchestrator.store.layout import StoreLayout
+from orchestrator.store.units import read_units
 from trainers.errors import EnvironmentFault
 
 Keys: TypeAlias = Any  # a pyarrow array of unit keys
