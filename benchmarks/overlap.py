@@ -64,7 +64,7 @@ def seconds_of_an_attempt(store: Path, root: Path) -> float:
     layout = create_or_open(root)
     layout.corpus("builtin").symlink_to(store.resolve() / "corpora" / "builtin")
     plan = demo_alone(store)
-    first = {segment.id for segment in plan.trials[0].chain}
+    first = set(plan.trials[0].chain)
     leg = LegQueue([segment for segment in read_standing(layout, plan).left if segment.id in first]).take()
     assert leg is not None
     started = time.perf_counter()

@@ -86,7 +86,7 @@ def test_an_attempt_killed_after_any_slice_is_continued_with_the_same_bits(store
     leg = only_leg(other_root, planned(other_root))
     for _ in range(200):  # each attempt is dropped after one short slice, as a kill would
         attempt = begin(other_root, leg, rescue_s=0.0)
-        if attempt.advance(0.01, never).state == "committed":
+        if attempt.advance(0.02, never).state == "committed":
             break
         attempt.wait()
     assert stored(other_root) == stored(store_root)

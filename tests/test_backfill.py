@@ -86,7 +86,7 @@ def states(layout: StoreLayout) -> dict[tuple[str, int], str]:
 
 
 def evaluate(layout: StoreLayout, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return geosweep_process("eval", "small", *arguments, "--store", layout.root)
+    return geosweep_process("eval", "small", "--actors", "1", *arguments, "--store", layout.root)
 
 
 @pytest.mark.ray

@@ -65,8 +65,8 @@ def test_losses_are_those_of_a_plain_loop_over_the_hugging_face_model(family: st
     assert [record.tokens for record in curve] == list(range(STEP, 33 * STEP, STEP))
 
 
-def test_training_does_not_load_the_compiler_of_torch(corpus: Path, tmp_path: Path) -> None:
-    """It is 800 modules, a third of what a worker imports: torch loads it behind calls that look harmless."""
+def test_training_loads_neither_the_compiler_of_torch_nor_transformers(corpus: Path, tmp_path: Path) -> None:
+    """Each takes a worker longer to import than a tiny trial to train; torch loads its own behind harmless calls."""
     (tmp_path / "recipe.json").write_text(recipe_of(corpus).model_dump_json())
     script = f"""
 import sys
@@ -78,7 +78,9 @@ training = Training.fresh(recipe, Path({str(corpus)!r}), Execution())
 training.train_to({2 * STEP}, lambda: False, lambda record: None)
 training.save(Path({str(tmp_path / "checkpoint")!r}), segment="s", history="h", curve=())
 Training.resume(Path({str(tmp_path / "checkpoint")!r}), recipe, Path({str(corpus)!r}), Execution())
-sys.exit(", ".join({{"torch._dynamo", "sympy"}} & sys.modules.keys()) or 0)
+found = {{"torch._dynamo", "sympy"}} & sys.modules.keys()
+import trainers.__main__, evaluators.__main__, evaluators.evaluate
+sys.exit(", ".join(found | {{"transformers"}} & sys.modules.keys()) or 0)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 

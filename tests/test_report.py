@@ -209,31 +209,30 @@ def test_an_unknown_figure_gets_the_nearest_key(report: Report) -> None:
 # --- in a browser ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=WIDTHS)
-def opened(request: pytest.FixtureRequest, page: Path, tmp_path: Path) -> Iterator[tuple[str, webdriver.Chrome]]:
-    """The page in headless Chromium; skipped where there is none (Debian: chromium, chromium-driver)."""
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """Headless Chromium; skipped where there is none (Debian: chromium, chromium-driver)."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("no chromium with chromedriver on this machine")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     quiet = "--disable-background-networking --disable-component-update --disable-sync --disable-quic --no-first-run"
-    place = f"--user-data-dir={tmp_path} --window-size=1280,900"
+    place = f"--user-data-dir={tmp_path_factory.mktemp('browser')} --window-size=1280,900"
     for flag in ("--headless", "--no-sandbox", "--disable-gpu", *quiet.split(), *place.split()):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    with webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER)) as browser:
-        phone = request.param == "phone"
-        screen = {"width": WIDTHS[request.param], "height": 844, "deviceScaleFactor": 1, "mobile": phone}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-        browser.get(page.as_uri())
-        WebDriverWait(browser, 50).until(lambda driver: driver.execute_script("return window.drawn"))
-        yield request.param, browser
+    with webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER)) as driver:
+        yield driver
 
 
+@pytest.mark.parametrize("device", WIDTHS)
 def test_the_page_draws_every_figure_asks_nothing_of_the_network_and_shows_tooltips(
-    opened: tuple[str, webdriver.Chrome], report: Report, page: Path
+    device: str, browser: webdriver.Chrome, report: Report, page: Path
 ) -> None:
-    device, browser = opened
+    screen = {"width": WIDTHS[device], "height": 844, "deviceScaleFactor": 1, "mobile": device == "phone"}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    browser.get(page.as_uri())
+    WebDriverWait(browser, 50).until(lambda driver: driver.execute_script("return window.drawn"))
     assert browser.execute_script("return window.drawn") is True
     assert browser.get_log("browser") == []
     assert requests(browser) == {page.as_uri()}

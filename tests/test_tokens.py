@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import entropy
-from test_corpus import SMALL_TEXT, write_jsonl
+from small_corpus import SMALL
+from test_corpus import write_jsonl
 
 from trainers.corpus import SOURCE_TEXT, read_documents
 from trainers.errors import EnvironmentFault, InputError
@@ -55,12 +56,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
 
 
-def test_prepare_when_builtin_is_prepared_twice_then_the_same_digest_and_files(tmp_path):
-    settings = Settings(text=SMALL_TEXT, tokenizer=TRAINED, shard_tokens=2**20)
-    first = prepare("builtin", tmp_path / "one", settings=settings)
-    second = prepare("builtin", tmp_path / "two", settings=settings)
+def test_prepare_when_builtin_is_prepared_twice_then_the_same_digest_and_files(corpus, tmp_path):
+    first = read_manifest(corpus)
+    second = prepare("builtin", tmp_path / "two", settings=SMALL)
     assert first.digest == second.digest
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert contents(corpus) == contents(tmp_path / "two")
     assert first.domains == ("docs", "python", "maths", "cpp", "language", "licences")
     assert first.mix == ("docs",)
     assert {(s.domain, s.split) for s in first.splits} == {(d, n) for d in first.domains for n in ("train", "heldout")}
