@@ -33,7 +33,7 @@ ORDER = {
         "bundle reference cli __main__"
     ),
     "cluster": "code connect submit testbed",
-    "orchestrator.report": "vega style figures effects matrices tables page write",
+    "orchestrator.report": "beside numbers vega style figures effects matrices tables page write",
     "orchestrator.store": (
         "durable files copies layout leases live fences checkpoints inbox units tables committer registry sweeps verify"
     ),

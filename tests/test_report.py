@@ -21,9 +21,10 @@ from selenium.webdriver.support.wait import WebDriverWait
 from study_store import ALL_EVALUATORS, make_study_store
 
 from orchestrator.query import Store
+from orchestrator.report.beside import Beside
 from orchestrator.report.effects import counterexamples, matched_sets
 from orchestrator.report.page import VEGA_LITE, Report, find_figure, image, make_report, page_of
-from orchestrator.report.vega import vega_script
+from orchestrator.report.vega import kept_script, make_script, vega_script
 from orchestrator.store.layout import create_or_open
 from orchestrator.study import Study, read_study
 from trainers.errors import InputError
@@ -54,17 +55,30 @@ def page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_scripts_of_the_page_are_made_once_and_where_they_cannot_be_kept_each_time(
+def test_the_script_of_the_page_is_made_once_and_where_it_cannot_be_kept_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEOSWEEP_CACHE", str(tmp_path / "cache"))
-    script = vega_script(VEGA_LITE)
+    assert kept_script(VEGA_LITE) is None
+    script = make_script(VEGA_LITE)
     assert "window.vegaEmbed" in script
-    (kept,) = (tmp_path / "cache").iterdir()
-    kept.write_text("kept", encoding="utf-8")
-    assert vega_script(VEGA_LITE) == "kept"
+    assert kept_script(VEGA_LITE) == script
     monkeypatch.setenv("GEOSWEEP_CACHE", "/proc/nowhere")
-    assert vega_script(VEGA_LITE) == script
+    assert kept_script(VEGA_LITE) is None
+    with Beside("orchestrator.report.vega") as making:
+        making.ask(VEGA_LITE)
+        assert making.answer() == script
+    assert kept_script(VEGA_LITE) is None
+
+
+def test_a_process_beside_the_report_that_dies_is_an_error_and_one_that_is_not_asked_ends() -> None:
+    with Beside("orchestrator.report.nothing") as nobody:
+        nobody.ask("anything")
+        with pytest.raises(RuntimeError, match=r"report.nothing ended with 1 and no answer"):
+            nobody.answer()
+    with Beside("orchestrator.report.vega") as waiting:
+        process = waiting._process
+    assert process.returncode == -9
 
 
 # --- figures --------------------------------------------------------------------------------------------------------

@@ -157,6 +157,8 @@ def report_of(store: Store, root: Path, study: Study, find: Callable[[], Finding
             tables=(TablePart(title="Provenance", content=tables.provenance(store, study)),),
         )
         losses = figures.other_losses(study)
+        alignment = matrices.alignment_figure(study)
+        about_cells = _about_cells(study, root)
         found = find()
         others = Section(
             key="other-losses",
@@ -164,8 +166,8 @@ def report_of(store: Store, root: Path, study: Study, find: Callable[[], Finding
             lede="Which tells the loss on other texts: the loss in distribution, or a geometry metric?",
             figures=(losses, matrices.predictor_figure(study, found.associations)),
         )
-        cells = _cells_section(study, found, root)
-        sections = (rank, _association_section(study, found), others, *later, cells, provenance)
+        associations = _association_section(study, found, alignment)
+        sections = (rank, associations, others, *later, _cells_section(study, found, about_cells), provenance)
     return Report(study=study, found=found, sections=sections)
 
 
@@ -213,7 +215,7 @@ def _examples_table(study: Study) -> TablePart:
     return TablePart(title="Counter-examples by name", content=content, empty="none in this sweep")
 
 
-def _association_section(study: Study, found: Findings) -> Section:
+def _association_section(study: Study, found: Findings, alignment: Figure) -> Section:
     matrix = matrices.correlation_figures(study, found.associations)
     every = TablePart(
         title="All associations with their intervals",
@@ -225,12 +227,20 @@ def _association_section(study: Study, found: Findings) -> Section:
         title="Associations",
         lede="Every geometry metric against every outcome: as it is, with size, tokens and recipe held, and as what it "
         "adds to a cross-validated prediction. Folds and intervals keep the cells of one recipe together.",
-        figures=(*matrix, matrices.alignment_figure(study)),
+        figures=(*matrix, alignment),
         tables=(every,) if found.associations else (),
     )
 
 
-def _cells_section(study: Study, found: Findings, root: Path) -> Section:
+def _about_cells(study: Study, root: Path) -> tuple[TablePart, ...]:
+    return (
+        TablePart(title="Missing or diverged", content=tables.unfinished_cells(study), empty="none"),
+        TablePart(title="Evaluations", content=tables.evaluations(study)),
+        TablePart(title="Lint of the design", content=tables.design(root, study), empty="nothing to complain of"),
+    )
+
+
+def _cells_section(study: Study, found: Findings, about: tuple[TablePart, ...]) -> Section:
     order = {state: place for place, state in enumerate(tables.STATES)}
     cells = sorted(study.cells[["trial", "state"]].to_dict("records"), key=lambda cell: order.get(cell["state"], 9))
     return Section(
@@ -239,11 +249,7 @@ def _cells_section(study: Study, found: Findings, root: Path) -> Section:
         lede="Nothing is left out in silence: each square is one cell that the sweep asks for.",
         cells=cells,
         states={state: found.counts.states[state] for state in order if state in found.counts.states},
-        tables=(
-            TablePart(title="Missing or diverged", content=tables.unfinished_cells(study), empty="none"),
-            TablePart(title="Evaluations", content=tables.evaluations(study)),
-            TablePart(title="Lint of the design", content=tables.design(root, study), empty="nothing to complain of"),
-        ),
+        tables=about,
     )
 
 

@@ -1,5 +1,4 @@
-"""Vega, Vega-Lite and Vega-Embed as one script that sets window.vegaEmbed; a module of its own, so that the process
-that makes it beside the report imports nothing else."""
+"""Vega, Vega-Lite and Vega-Embed as one script that sets window.vegaEmbed, made in a process beside the report."""
 
 from __future__ import annotations
 
@@ -8,21 +7,34 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
+from orchestrator.report.beside import serve
 from orchestrator.store.files import cache_folder
 
 
-def vega_script(vega_lite: str) -> str:
-    """The script for this version of Vega-Lite ("6.1"). Making it takes two seconds, so it is kept between reports."""
-    kept = cache_folder() / f"vega-lite-{vega_lite}-vl-convert-{version('vl-convert-python')}.js"
+def kept_script(vega_lite: str) -> str | None:
+    """The script for this version of Vega-Lite ("6.1"), if an earlier report has kept it."""
     with contextlib.suppress(OSError):
-        return kept.read_text(encoding="utf-8")
+        return _place(vega_lite).read_text(encoding="utf-8")
+    return None
 
+
+def make_script(vega_lite: str) -> str:
+    """Make and keep it, which takes two seconds; a home that cannot be written to costs them each time."""
     import vl_convert
 
     script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=vega_lite))
-    with contextlib.suppress(OSError):  # a home that cannot be written to costs the two seconds each time
-        _keep(kept, script)
+    with contextlib.suppress(OSError):
+        _keep(_place(vega_lite), script)
     return script
+
+
+def vega_script(vega_lite: str) -> str:
+    """The script, kept or made."""
+    return kept_script(vega_lite) or make_script(vega_lite)
+
+
+def _place(vega_lite: str) -> Path:
+    return cache_folder() / f"vega-lite-{vega_lite}-vl-convert-{version('vl-convert-python')}.js"
 
 
 def _keep(path: Path, script: str) -> None:
@@ -30,3 +42,7 @@ def _keep(path: Path, script: str) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.part")
     temporary.write_text(script, encoding="utf-8")
     temporary.replace(path)
+
+
+if __name__ == "__main__":
+    serve(make_script)

@@ -3,19 +3,18 @@
 store -> [write] -> page -> report.html, *.png, *.pdf, *.svg
 in    a store, the name of a sweep in it
 out   files
-The page is made by three processes at once, and the slow imports wait until the other two have begun theirs: so it
-takes half the time. An image needs neither.
+The statistics of the page are made by a process beside, and so is its script, once on a machine. An image needs
+neither.
 """
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from orchestrator.report.beside import Beside
+from orchestrator.report.vega import kept_script
 from orchestrator.store.durable import storage_faults
 from orchestrator.store.layout import open_existing
 from orchestrator.store.sweeps import require_revision
@@ -24,12 +23,6 @@ from trainers.errors import InputError
 if TYPE_CHECKING:
     from orchestrator.report.page import ImageFormat
 
-_STATISTICS = (
-    "orchestrator.statistics",
-    "scipy.stats",
-    "sklearn.model_selection",
-    "statsmodels.regression.mixed_linear_model",
-)
 _OF_A_METRIC = (
     *("sweep", "checkpoint", "evaluator", "evaluator_version", "settings_digest"),
     *("metric", "dataset", "split", "layer", "value", "unit", "convention"),
@@ -61,34 +54,26 @@ def write_report(
 
 def report_page(root: Path, sweep: str) -> str:
     """The report as one HTML document. raises InputError with the nearest name if the store has no such sweep"""
-    require_revision(open_existing(root), sweep)  # before any process is started
-    with _process() as numbers, _process() as scripts:
-        numbers.submit(load, _STATISTICS)
+    with ExitStack() as running:
+        numbers = running.enter_context(Beside("orchestrator.report.numbers"))
+        require_revision(open_existing(root), sweep)
 
         from orchestrator.query import Store
-        from orchestrator.report import page
-        from orchestrator.report.vega import vega_script
-        from orchestrator.statistics import analyse
         from orchestrator.study import questions, read_study
 
-        script = scripts.submit(vega_script, page.VEGA_LITE)
         with Store(root) as store:
             store.keep("current_metrics", _OF_A_METRIC)
             study = read_study(store, root, sweep)
-            found = numbers.submit(analyse, study.cells, **questions(study))
-            report = page.report_of(store, root, study, found.result)
-        return page.page_of(report, script.result())
+            numbers.ask((study.cells, questions(study)))
 
+            from orchestrator.report import page  # charts: half a second that the statistics need not wait for
 
-def load(modules: Sequence[str]) -> None:
-    """Import modules, in a process that will need them."""
-    for module in modules:
-        importlib.import_module(module)
-
-
-def _process() -> ProcessPoolExecutor:
-    """A fresh process. If it is killed, what waits for it gets an exception: a multiprocessing.Pool would wait on."""
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+            script = kept_script(page.VEGA_LITE)
+            if script is None:
+                scripts = running.enter_context(Beside("orchestrator.report.vega"))
+                scripts.ask(page.VEGA_LITE)
+            report = page.report_of(store, root, study, numbers.answer)
+        return page.page_of(report, scripts.answer() if script is None else script)
 
 
 def _images(root: Path, sweep: str, form: ImageFormat, figure: str | None, target: Path | None) -> dict[Path, bytes]:

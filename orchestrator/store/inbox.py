@@ -139,7 +139,7 @@ def conform(spec: Table, rows: Rows) -> pa.Table:
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise InputError(f"{spec.name}: {count}, nothing was stored", problems, "all columns: geosweep query --schema")
-    return unit.sort_by([(name, "ascending") for name in spec.key])
+    return unit.sort_by([(name, "ascending") for name in spec.key]) if unit.num_rows > 1 else unit
 
 
 def encode(unit: pa.Table) -> bytes:
@@ -264,7 +264,7 @@ def _key_problems(spec: Table, unit: pa.Table) -> list[str]:
         values = unit.column(name).unique().to_pylist()
         if len(values) > 1:
             problems.append(f"{name}: all rows of one unit have the same value; given {values[0]!r} and {values[1]!r}")
-    distinct = unit.group_by(list(spec.key)).aggregate([]).num_rows
+    distinct = unit.group_by(list(spec.key)).aggregate([]).num_rows if unit.num_rows > 1 else 1
     if distinct < unit.num_rows:
         problems.append(f"{unit.num_rows} rows have {distinct} different keys ({', '.join(spec.key)})")
     return problems
