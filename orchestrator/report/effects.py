@@ -14,7 +14,17 @@ import altair as alt
 import pandas as pd
 
 from orchestrator.report import style
-from orchestrator.report.figures import Figure, Panel, absent, chart_of, final_sql, records, zero_line
+from orchestrator.report.figures import (
+    Figure,
+    Panel,
+    absent,
+    chart_of,
+    final_sql,
+    layer_of,
+    layered,
+    records,
+    zero_line,
+)
 from orchestrator.statistics import GROUP, NOT_RECIPE
 from orchestrator.study import Study
 
@@ -106,7 +116,7 @@ def _means(sets: pd.DataFrame) -> pd.DataFrame:
 def _effect_panel(study: Study, key: str, axis: str, metric: str, order: Sequence[str], *, legend: bool) -> Panel:
     titles = {"change": "change", "value": style.label(study, metric), "level": style.axis_label(axis)}
     base = (
-        chart_of(key)
+        layer_of(key)
         .transform_filter(f"datum.metric === '{metric}'")
         .encode(
             x=alt.X("level:O", sort=list(order), title=style.axis_label(axis), axis=alt.Axis(labelAngle=0)),
@@ -119,12 +129,14 @@ def _effect_panel(study: Study, key: str, axis: str, metric: str, order: Sequenc
     thick = base.transform_filter("datum.kind === 'mean'")
     hints = style.tooltips(["trial", "scale", "level", "value", "change"], titles)
     zero = zero_line().mark_rule(color=style.FAINT, strokeDash=[3, 3]).encode(y=alt.YDatum(0))
-    return alt.layer(
+    return layered(
         zero,
         thin.mark_line(strokeWidth=0.8, opacity=0.35),
         thin.mark_point(filled=True, size=18, opacity=0.55).encode(tooltip=hints),
         thick.mark_line(strokeWidth=3, opacity=0.95),
-    ).properties(width="container", height=220, title=style.panel_title(study, metric, "change of"))
+        height=220,
+        title=style.panel_title(study, metric, "change of"),
+    )
 
 
 # --- counter-examples -----------------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ def _lines(study: Study, key: str, metric: str, layout: str, place: int) -> Pane
     chosen = alt.selection_point(name=f"chosen_{place}", fields=["scale"], bind="legend")
     titles = {metric: style.label(study, metric)}
     base = (
-        chart_of(key)
+        layer_of(key)
         .transform_filter(f"datum.layout === '{layout}'")
         .encode(
             x=alt.X("tokens:Q", scale=alt.Scale(type="log", nice=False), title="tokens", axis=style.TOKENS_AXIS),
@@ -233,9 +233,8 @@ def _lines(study: Study, key: str, metric: str, layout: str, place: int) -> Pane
     points = base.mark_point(filled=True, size=9).encode(
         tooltip=style.tooltips(["trial", "scale", "layout", "tokens", metric], titles)
     )
-    return alt.layer(base.mark_line(strokeWidth=1), points.add_params(chosen)).properties(
-        width="container", height=style.HEIGHT, title=style.titled(titles[metric], layout)
-    )
+    lines, title = base.mark_line(strokeWidth=1), style.titled(titles[metric], layout)
+    return layered(lines, points.add_params(chosen), height=style.HEIGHT, title=title)
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------
@@ -244,6 +243,17 @@ def _lines(study: Study, key: str, metric: str, layout: str, place: int) -> Pane
 def chart_of(key: str) -> alt.Chart:
     chart: alt.Chart = alt.Chart(alt.NamedData(name=key)).properties(width="container", height=style.HEIGHT)
     return chart
+
+
+def layer_of(key: str) -> alt.Chart:
+    """A chart for `layered`, which gives it its size."""
+    chart: alt.Chart = alt.Chart(alt.NamedData(name=key))
+    return chart
+
+
+def layered(*layers: alt.Chart, height: float, title: Any = alt.Undefined) -> alt.LayerChart:
+    """Charts in one panel. All is said at once: each method of a chart of layers copies them several times."""
+    return alt.layer(*layers, width="container", height=height, title=title)
 
 
 def zero_line() -> alt.Chart:

@@ -14,7 +14,16 @@ import altair as alt
 import pandas as pd
 
 from orchestrator.report import style
-from orchestrator.report.figures import Figure, Panel, absent, chart_of, quantisation_costs, records, zero_line
+from orchestrator.report.figures import (
+    Figure,
+    Panel,
+    absent,
+    layer_of,
+    layered,
+    quantisation_costs,
+    records,
+    zero_line,
+)
 from orchestrator.statistics import Association, Estimate, alignment, drop_repeated
 from orchestrator.study import Study, cells_sql
 
@@ -122,7 +131,7 @@ def alignment_figure(study: Study) -> Figure:
 
 
 def _heat(key: str, rows: Sequence[str], columns: Sequence[str], limit: float = 1.0, *, signed: bool = True) -> Panel:
-    base = chart_of(key).encode(
+    base = layer_of(key).encode(
         x=alt.X(
             "outcome:N",
             sort=list(columns),
@@ -155,7 +164,7 @@ def _heat(key: str, rows: Sequence[str], columns: Sequence[str], limit: float = 
         color=alt.ColorValue(style.INK, condition={"test": dark, "value": "white"}),
         opacity=alt.OpacityValue(0.5, condition={"test": "datum.clear", "value": 1}),
     )
-    return alt.layer(boxes, texts).properties(width="container", height=23 * len(rows))
+    return layered(boxes, texts, height=23 * len(rows))
 
 
 # --- which predicts better ------------------------------------------------------------------------------------------
@@ -197,7 +206,7 @@ def _estimate_rows(study: Study, found: Iterable[Association]) -> Iterable[dict[
 
 def _dots(key: str, form: str, names: Sequence[str], order: Sequence[str]) -> Panel:
     base = (
-        chart_of(key)
+        layer_of(key)
         .transform_filter(f"datum.form === '{form}'")
         .encode(
             y=alt.Y("outcome:N", sort=list(order), title=None, axis=alt.Axis(labelLimit=170, labelOverlap=False)),
@@ -219,9 +228,7 @@ def _dots(key: str, form: str, names: Sequence[str], order: Sequence[str]) -> Pa
     )
     zero = zero_line().mark_rule(color=style.FAINT, strokeDash=[3, 3]).encode(x=alt.XDatum(0))
     words, _, held = FORMS[form].partition(": ")
-    return alt.layer(zero, bars, dots).properties(
-        width="container", height=36 * len(order), title=style.titled(words, held)
-    )
+    return layered(zero, bars, dots, height=36 * len(order), title=style.titled(words, held))
 
 
 def _span(values: Sequence[int]) -> str:
