@@ -59,15 +59,6 @@ def losses(model: Any, corpus: Path, context: int) -> dict[str, float]:
     return found
 
 
-def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """As the recipes of the grid ask: matrices of the blocks and the head decay, the embedding and the norms do not."""
-    decayed, others = [], []
-    for name, parameter in model.named_parameters():
-        inside = ".layers." in name or name == "lm_head.weight"
-        (decayed if inside and parameter.ndim > 1 else others).append(parameter)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-
-
 class Checkpoints(TrainerCallback):  # type: ignore[misc]
     """Saves and evaluates at the steps asked for."""
 
@@ -100,10 +91,11 @@ def train(config: dict[str, Any]) -> None:
     recipe, corpus = Recipe.model_validate(cell["recipe"]), Path(config["corpus"])
     model, settings = hugging_face_model(recipe), recipe.optimizer
     optimizer = torch.optim.AdamW(
-        parameter_groups(model, settings.weight_decay),
+        model.parameters(),
         lr=1.0,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
+        weight_decay=settings.weight_decay,
         fused=True,
     )
     rates = [*learning_rates(recipe, 1, recipe.steps).tolist(), 0.0]
