@@ -251,7 +251,7 @@ def layer_of(key: str) -> alt.Chart:
     return chart
 
 
-def layered(*layers: alt.Chart, height: float, title: Any = alt.Undefined) -> alt.LayerChart:
+def layered(*layers: alt.Chart, height: float, title: Any = alt.Undefined) -> Panel:
     """Charts in one panel. All is said at once: each method of a chart of layers copies them several times."""
     return alt.layer(*layers, width="container", height=height, title=title)
 
