@@ -1,12 +1,14 @@
 """Our training loop beside what a user would take instead: tokens a second, memory, share of the machine's peak.
 
-    python -m benchmarks.train [--scales 4M 14M 60M tiny-64] [--repeats 3] [--steps 4] [--threads 2] [--json FILE]
+    python -m benchmarks.train [--scales 4M 14M 60M tiny-64] [--peers trainer plain] [--repeats 3] [--steps 4]
+        [--threads 2] [--json FILE]
 
 Each measurement is a process of its own; all train the same recipe from the same fresh weights on the same tokens in
 the same order, in float32, and their losses are compared. Peers (benchmarks/peers): `trainer`, transformers' Trainer
-with torch's fused AdamW; `plain`, the loop that one writes by hand over the Hugging Face model. Needs `pip install
-accelerate` for the Trainer. Model FLOPs are those of the forward and backward pass, 6 a parameter and token and the
-attention; recomputation would not count.
+with torch's fused AdamW; `plain`, the loop that one writes by hand over the Hugging Face model; `litgpt`, if asked for,
+litgpt's loop with its own model and chunked loss. Needs `pip install accelerate` for the Trainer and `pip install
+litgpt` for litgpt. Model FLOPs are those of the forward and backward pass, 6 a parameter and token and the attention;
+recomputation would not count.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ LOOPS = {
     "ours": "benchmarks.peers.ours",
     "trainer": "benchmarks.peers.trainer",
     "plain": "benchmarks.peers.plain",
+    "litgpt": "benchmarks.peers.litgpt_loop",
 }
 
 
@@ -56,8 +59,9 @@ def compared(recipe: Recipe, scratch: Path, corpus: Path, given: argparse.Namesp
     """One scale: medians of every loop, and our ratios to the others."""
     path = scratch / "recipe.json"
     path.write_text(recipe.model_dump_json())
+    loops = {name: LOOPS[name] for name in ("ours", *given.peers)}
     rounds = interleaved(
-        LOOPS,
+        loops,
         path,
         corpus,
         given.steps,
@@ -80,14 +84,14 @@ def compared(recipe: Recipe, scratch: Path, corpus: Path, given: argparse.Namesp
             for ones in rounds.values()
             for ours, theirs in zip(rounds["ours"][0]["losses"], ones[0]["losses"], strict=True)
         ),
-        "speed_ratio": {name: ratio(rates["ours"], rates[name]) for name in LOOPS if name != "ours"},
-        "cpu_ratio": {name: ratio(cpu_rates["ours"], cpu_rates[name]) for name in LOOPS if name != "ours"},
+        "speed_ratio": {name: ratio(rates["ours"], rates[name]) for name in given.peers},
+        "cpu_ratio": {name: ratio(cpu_rates["ours"], cpu_rates[name]) for name in given.peers},
     }
 
 
 def show(row: dict[str, Any]) -> None:
     print(f"\n{row['scale']}: largest difference of a step's loss {row['largest_loss_difference']:.1e} nats")
-    for name in LOOPS:
+    for name in row["tokens_per_s"]:
         against = ""
         if name != "ours":
             against = f"ours {row['speed_ratio'][name]} times as fast, by CPU time {row['cpu_ratio'][name]}"
@@ -101,6 +105,7 @@ def show(row: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scales", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--peers", nargs="+", choices=[*LOOPS][1:], default=["trainer", "plain"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="timed steps of a measurement, after two to warm up")
     parser.add_argument("--threads", type=int, default=2)

@@ -27,6 +27,7 @@ class Beside:
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            process_group=0,  # Ctrl-C is for the command, which ends this one
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         self._thread = ThreadPoolExecutor(1)  # a pipe holds little, so somebody has to stand at it
