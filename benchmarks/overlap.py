@@ -59,11 +59,10 @@ def demo_alone(store: Path) -> Plan:
     return load_plan(read_text(path), str(path), corpus_facts(store), share=False)[1]
 
 
-def seconds_of_an_attempt(store: Path, root: Path) -> float:
-    """Train the demo's first trial with its checkpoints, into a new store."""
+def seconds_of_an_attempt(store: Path, plan: Plan, root: Path) -> float:
+    """Train the plan's first trial with its checkpoints, into a new store."""
     layout = create_or_open(root)
     layout.corpus("builtin").symlink_to(store.resolve() / "corpora" / "builtin")
-    plan = demo_alone(store)
     first = set(plan.trials[0].chain)
     leg = LegQueue([segment for segment in read_standing(layout, plan).left if segment.id in first]).take()
     assert leg is not None
@@ -121,9 +120,10 @@ def compare_checkpoints(store: Path, scratch: Path, repeats: int) -> list[tuple[
     """Seconds of a trial with its checkpoints and without, all on one core; the first round warms up."""
     everything = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(everything)})
-    recipe = demo_alone(store).trials[0].recipe
+    plan = demo_alone(store)
+    recipe = plan.trials[0].recipe
     rounds = [
-        (seconds_of_an_attempt(store, scratch / f"trial-{number}"), seconds_of_the_loop(store, recipe))
+        (seconds_of_an_attempt(store, plan, scratch / f"trial-{number}"), seconds_of_the_loop(store, recipe))
         for number in range(repeats + 1)
     ]
     os.sched_setaffinity(0, everything)

@@ -27,13 +27,13 @@ ORDER = {
         "actors __main__"
     ),
     "orchestrator": (
-        "spec trackers presets identity sharing plan retention placement machines cost lint changes schema store "
-        "corpora views query failures legs standing activity attempt tracking driving reach remote tune evals garbage "
-        "preview planpage bench progress run imports backfill status certificates trialpage statistics study report "
-        "bundle reference cli __main__"
+        "spec trackers presets identity sharing plan retention placement machines cost lint changes beside schema "
+        "store corpora views query failures legs standing activity attempt tracking driving reach remote tune "
+        "evals garbage preview planpage bench progress run imports backfill status certificates trialpage "
+        "statistics study report bundle reference cli __main__"
     ),
     "cluster": "code connect submit testbed",
-    "orchestrator.report": "beside numbers vega style figures effects matrices tables page write",
+    "orchestrator.report": "numbers vega style figures effects matrices tables page write",
     "orchestrator.store": (
         "durable files copies layout leases live fences checkpoints inbox units tables committer registry sweeps verify"
     ),

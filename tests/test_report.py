@@ -20,11 +20,11 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 from study_store import ALL_EVALUATORS, make_study_store
 
+from orchestrator.beside import Beside
 from orchestrator.query import Store
-from orchestrator.report.beside import Beside
 from orchestrator.report.effects import counterexamples, matched_sets
 from orchestrator.report.page import VEGA_LITE, Report, find_figure, image, make_report, page_of
-from orchestrator.report.vega import kept_script, make_script, vega_script
+from orchestrator.report.vega import kept_script, vega_script
 from orchestrator.store.layout import create_or_open
 from orchestrator.study import Study, read_study
 from trainers.errors import InputError
@@ -60,15 +60,18 @@ def test_the_script_of_the_page_is_made_once_and_where_it_cannot_be_kept_each_ti
 ) -> None:
     monkeypatch.setenv("GEOSWEEP_CACHE", str(tmp_path / "cache"))
     assert kept_script(VEGA_LITE) is None
-    script = make_script(VEGA_LITE)
+    script = vega_script(VEGA_LITE)
     assert "window.vegaEmbed" in script
     assert kept_script(VEGA_LITE) == script
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_text("kept", encoding="utf-8")
+    assert vega_script(VEGA_LITE) == "kept"
     monkeypatch.setenv("GEOSWEEP_CACHE", "/proc/nowhere")
-    assert kept_script(VEGA_LITE) is None
     with Beside("orchestrator.report.vega") as making:
         making.ask(VEGA_LITE)
         assert making.answer() == script
     assert kept_script(VEGA_LITE) is None
+    assert vega_script(VEGA_LITE) == script
 
 
 def test_a_process_beside_the_report_that_dies_is_an_error_and_one_that_is_not_asked_ends() -> None:

@@ -56,6 +56,16 @@ def hugging_face_model(recipe: Recipe) -> Any:
     return network.train()
 
 
+def adamw(model: Any, recipe: Recipe, lr: float) -> Any:
+    """torch's AdamW in its fused form, as the recipe sets it: every parameter decays."""
+    import torch
+
+    settings = recipe.optimizer
+    assert settings.decay_all
+    betas, decay = (settings.beta1, settings.beta2), settings.weight_decay
+    return torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, eps=settings.eps, weight_decay=decay, fused=True)
+
+
 def peak_mib() -> float:
     """Largest resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -16,7 +16,7 @@ from litgpt.model import GPT
 from litgpt.scripts.convert_hf_checkpoint import copy_weights_hf_llama
 from litgpt.utils import chunked_cross_entropy
 
-from benchmarks.peers.common import Clock, arguments, peak_mib, report, sequences_of
+from benchmarks.peers.common import Clock, adamw, arguments, peak_mib, report, sequences_of
 from trainers.config import Recipe
 from trainers.model import build_model
 
@@ -56,14 +56,7 @@ def main() -> None:
     sequences = sequences_of(recipe, given.corpus)
     before = peak_mib()
     plain = litgpt_model(recipe)
-    optimizer = torch.optim.AdamW(
-        plain.parameters(),
-        lr=recipe.schedule.peak_lr,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+    optimizer = adamw(plain, recipe, recipe.schedule.peak_lr)
     model, wrapped = fabric.setup(plain, optimizer)
     clock = Clock()
     for step in range(given.steps):

@@ -7,7 +7,7 @@ import torch
 import transformers.models.llama.modeling_llama  # noqa: F401  counted with the imports
 from torch.nn.utils import clip_grad_norm_
 
-from benchmarks.peers.common import Clock, arguments, hugging_face_model, peak_mib, report, sequences_of
+from benchmarks.peers.common import Clock, adamw, arguments, hugging_face_model, peak_mib, report, sequences_of
 
 
 def main() -> None:
@@ -17,13 +17,7 @@ def main() -> None:
     sequences = sequences_of(recipe, given.corpus)
     before = peak_mib()
     model = hugging_face_model(recipe).to(given.device)
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=recipe.schedule.peak_lr,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-    )
+    optimizer = adamw(model, recipe, recipe.schedule.peak_lr)
     clock = Clock()
     for step in range(given.steps):
         ids = torch.from_numpy(sequences.read(step * recipe.batch_size, recipe.batch_size)).to(given.device)

@@ -21,7 +21,7 @@ import torch
 from ray import tune
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.peers.common import hugging_face_model, sequences_of
+from benchmarks.peers.common import adamw, hugging_face_model, sequences_of
 from benchmarks.peers.trainer import InOrder
 from trainers.config import Recipe
 from trainers.schedule import learning_rates
@@ -90,14 +90,7 @@ def train(config: dict[str, Any]) -> None:
     cell = json.loads(config["cell"])
     recipe, corpus = Recipe.model_validate(cell["recipe"]), Path(config["corpus"])
     model, settings = hugging_face_model(recipe), recipe.optimizer
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=1.0,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+    optimizer = adamw(model, recipe, 1.0)
     rates = [*learning_rates(recipe, 1, recipe.steps).tolist(), 0.0]
     folder = Path(config["out"]) / str(config["number"])
     steps = {tokens // recipe.tokens_per_step for tokens in cell["checkpoints"]}

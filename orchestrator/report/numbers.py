@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.report.beside import serve
+from orchestrator.beside import serve
 from orchestrator.statistics import Findings, analyse
 
 _LIBRARIES = ("scipy.stats", "sklearn.model_selection", "statsmodels.regression.mixed_linear_model")

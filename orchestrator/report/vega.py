@@ -7,7 +7,7 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
-from orchestrator.report.beside import serve
+from orchestrator.beside import serve
 from orchestrator.store.files import cache_folder
 
 

@@ -5,34 +5,29 @@ in    files of one table
 out   the rows of each, as inbox.read_unit gives them
 not   faults of another process: what a helper cannot read is read here once more, and here it is said why
 A small Parquet file takes half a millisecond, in calls too short for threads: two of them wait for each other and take
-longer than one. So thousands of files are shared with helpers, `python -m orchestrator.store.units TABLE`, which get
-the files' names as JSON and answer in Arrow's stream format.
+longer than one. So thousands of files are shared with helpers, which are this module too (beside.py).
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO
 
 import pyarrow as pa
 
+from orchestrator.beside import Beside, serve
 from orchestrator.schema import TABLES, Table
 from orchestrator.store.files import Files, LocalFiles
 from orchestrator.store.inbox import read_unit
+from trainers.errors import EnvironmentFault
 
 _REMOTE_READERS = 32
 _UNITS_OF_A_PART = 64
 UNITS_OF_A_PROCESS = 2_500  # a helper takes as long to start as 1,000 take to read
-_ROWS = b"rows of each unit"
 
 
 def read_units(files: Files, paths: Sequence[Path], spec: Table) -> dict[Path, pa.Table]:
@@ -69,54 +64,33 @@ def _read_with_helpers(files: Files, paths: Sequence[Path], spec: Table) -> list
     processes = max(1, min(len(os.sched_getaffinity(0)), len(paths) // UNITS_OF_A_PROCESS))
     mine, *others = _split(paths, -(-len(paths) // processes)) if paths else [paths]
     with ExitStack() as running:
-        helpers = [running.enter_context(_helper(share, spec)) for share in others]
+        helpers = [running.enter_context(Beside(__name__)) for _ in others]
+        for share, helper in zip(others, helpers, strict=True):
+            helper.ask((spec.name, share))
         units = _read(files, mine, spec)
         for share, helper in zip(others, helpers, strict=True):
-            units += helper() or _read(files, share, spec)
+            units += _answered(helper) or _read(files, share, spec)
     return units
 
 
-@contextmanager
-def _helper(paths: Sequence[Path], spec: Table) -> Iterator[Callable[[], list[pa.Table] | None]]:
-    """A process that reads some units; the function waits for it and returns them, or None if it could not."""
-    with TemporaryFile() as asked, TemporaryFile() as answer:  # a pipe would hold it up
-        asked.write(json.dumps([str(path) for path in paths]).encode())
-        asked.seek(0)
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, spec.name],
-            stdin=asked,
-            stdout=answer,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-
-        def units() -> list[pa.Table] | None:
-            return _answered(answer, spec) if process.wait() == 0 else None
-
-        try:
-            yield units
-        finally:
-            process.kill()
-            process.wait()
+def _answered(helper: Beside) -> list[pa.Table] | None:
+    """The units of a helper's share; None if it could not read them, or was killed."""
+    try:
+        answer = helper.answer()
+    except RuntimeError:
+        return None
+    return None if answer is None else _cut(*answer)
 
 
-def _answered(answer: IO[bytes], spec: Table) -> list[pa.Table]:
-    answer.seek(0)
-    found = pa.ipc.open_stream(answer).read_all().combine_chunks()
-    rows = json.loads(found.schema.metadata[_ROWS])
-    return _cut(pa.Table.from_arrays(found.columns, schema=spec.schema), rows)
-
-
-def main() -> None:
-    """What a helper does."""
-    spec = TABLES[sys.argv[1]]
-    paths = [Path(path) for path in json.load(sys.stdin)]
-    units = _read(LocalFiles(paths[0].parent), paths, spec)
-    rows = json.dumps([unit.num_rows for unit in units])
-    found = pa.concat_tables(units).replace_schema_metadata({_ROWS: rows})
-    with pa.ipc.new_stream(sys.stdout.buffer, found.schema) as stream:
-        stream.write_table(found.combine_chunks())
+def read_share(question: tuple[str, Sequence[Path]]) -> tuple[pa.Table, list[int]] | None:
+    """What a helper answers: the rows of these units of a table, and how many each has; None at any fault."""
+    table, paths = question
+    try:
+        units = _read(LocalFiles(paths[0].parent), paths, TABLES[table])
+    except EnvironmentFault:
+        return None
+    return join_units(units)[0], [unit.num_rows for unit in units]
 
 
 if __name__ == "__main__":
-    main()
+    serve(read_share)

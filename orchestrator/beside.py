@@ -1,7 +1,7 @@
-"""A process beside the report's own, for what takes long and needs nothing of the store.
+"""A process beside our own, for what takes long and can be asked and answered in one go.
 
-write -> [beside] -> numbers, vega -> write
-in    a module that answers one question (`serve`), the question, any pickle
+report, store/units.py -> [beside] -> a module of ours that answers one question (`serve`) -> back
+in    the module's name, the question, any pickle
 out   its answer, when it is asked for
 Not multiprocessing: its children import the command line first, and its pools wait for each child to tidy up.
 """
